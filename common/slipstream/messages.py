@@ -1,0 +1,224 @@
+"""Everything that travels between processes: typed headers as MessagePack, arrays as raw frames.
+
+A group travels as four frames: header, prompt ids, token ids, logprobs. Ids are little-endian int32, logprobs
+little-endian float32, both concatenated over the samples; versions are run-length encoded in the header. No
+pickle and no code: any msgpack client can read the header, and the arrays need no decoding at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import MessageError
+
+SCHEMA = 1
+MAX_HEADER_BYTES = 16 << 20
+MAX_ARRAY_BYTES = 256 << 20
+MAX_SAMPLES = 4096
+
+Finish = Literal["stop", "length", "abort"]
+Frame = bytes | memoryview
+Frames = Sequence[Frame]
+TokenIds = npt.NDArray[np.int32]
+Logprobs = npt.NDArray[np.float32]
+Header = TypeVar("Header", bound=msgspec.Struct)
+
+
+class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Header of one completion.
+
+    `versions` is run-length, [(version, token count), ...] in sampling order. `reward` is the weighted sum of
+    `components`; it is None while the sample is unscored, and then `unscored` says why once scoring was tried.
+    """
+
+    tokens: int
+    finish: Finish
+    versions: list[tuple[int, int]]
+    text: str
+    reward: float | None = None
+    components: dict[str, float | None] = {}
+    unscored: str = ""
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Version of the oldest token, or None for an empty completion."""
+        return min((version for version, _ in self.versions), default=None)
+
+
+class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Header of the samples of one ticket, or of one evaluation item when `kind` is "eval".
+
+    `columns` are the data row's further columns (such as `answer`) that rewards may ask for; `job` names the
+    evaluation. Times are seconds spent by the process that measured them.
+    """
+
+    run: str
+    ticket: int
+    attempt: int
+    prompt_index: int
+    owner: str
+    admitted_version: int
+    samples: list[Sample]
+    kind: Literal["train", "eval"] = "train"
+    epoch: int = 0
+    prompt: str = ""
+    columns: dict[str, Any] = {}
+    job: str = ""
+    generate_seconds: float = 0.0
+    score_seconds: float = 0.0
+    schema: int = SCHEMA
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of the group's oldest token (the admitted version when it holds no token)."""
+        versions = [sample.oldest_version for sample in self.samples]
+        return min((v for v in versions if v is not None), default=self.admitted_version)
+
+    @property
+    def newest_version(self) -> int:
+        """Version of the group's newest token (the admitted version when it holds no token)."""
+        newest = [version for sample in self.samples for version, _ in sample.versions]
+        return max(newest, default=self.admitted_version)
+
+    @property
+    def token_count(self) -> int:
+        """Completion tokens in the group."""
+        return sum(sample.tokens for sample in self.samples)
+
+    @property
+    def scored_rewards(self) -> list[float]:
+        """Rewards of the samples that could be scored."""
+        return [sample.reward for sample in self.samples if sample.reward is not None]
+
+    @property
+    def informative(self) -> bool:
+        """Whether the scored rewards differ, so that the group can carry a gradient."""
+        rewards = self.scored_rewards
+        return len(rewards) > 1 and max(rewards) > min(rewards)
+
+
+class GroupArrays(msgspec.Struct, kw_only=True):
+    """The arrays of a group: the prompt's ids [P], and ids and logprobs of all samples in turn [N]."""
+
+    prompt_ids: TokenIds
+    token_ids: TokenIds
+    logprobs: Logprobs
+
+
+def encode_group(group: Group, arrays: GroupArrays) -> list[Frame]:
+    """Frames of a group, checked before they leave: what is refused here never reaches the wire.
+
+    Raises:
+        MessageError: Counts, versions or numbers do not fit together; the message names the field.
+    """
+    check_group(group, arrays)
+    return [
+        msgspec.msgpack.encode(group),
+        _frame(arrays.prompt_ids, "<i4"),
+        _frame(arrays.token_ids, "<i4"),
+        _frame(arrays.logprobs, "<f4"),
+    ]
+
+
+def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
+    """Read and check the frames of a group; the arrays are views on the frames.
+
+    Raises:
+        MessageError: Malformed, oversized, of another schema, or with a non-finite number.
+    """
+    if len(frames) != 4:
+        raise MessageError(f"group: 4 frames expected, got {len(frames)}")
+    group = decode_header(frames[0], Group)
+    arrays = GroupArrays(
+        prompt_ids=_array(frames[1], "<i4", "prompt_ids"),
+        token_ids=_array(frames[2], "<i4", "token_ids"),
+        logprobs=_array(frames[3], "<f4", "logprobs"),
+    )
+    check_group(group, arrays)
+    return group, arrays
+
+
+def decode_header(frame: Frame, kind: type[Header]) -> Header:
+    """Read one typed header; errors carry the field's path.
+
+    Raises:
+        MessageError: Oversized, not MessagePack, a field of a wrong type or name, or another schema version.
+    """
+    if len(frame) > MAX_HEADER_BYTES:
+        raise MessageError(f"header: {len(frame)} bytes, more than the limit of {MAX_HEADER_BYTES}")
+    try:
+        header = msgspec.msgpack.decode(frame, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _refuse_other_schema(frame)
+        raise MessageError(f"{kind.__name__.lower()}: {error}") from error
+    schema = getattr(header, "schema", SCHEMA)
+    if schema != SCHEMA:
+        raise MessageError(f"schema {schema} received, this process speaks {SCHEMA}")
+    return header
+
+
+def check_group(group: Group, arrays: GroupArrays) -> None:
+    """Check that header and arrays tell one story and that every number is finite.
+
+    Raises:
+        MessageError: The first thing that does not fit, with its path.
+    """
+    if not 0 < len(group.samples) <= MAX_SAMPLES:
+        raise MessageError(f"samples: {len(group.samples)} samples, 1 to {MAX_SAMPLES} allowed")
+    for index, sample in enumerate(group.samples):
+        _check_sample(sample, f"samples[{index}]")
+    tokens = group.token_count
+    if len(arrays.token_ids) != tokens:
+        raise MessageError(f"token_ids: {len(arrays.token_ids)} ids for {tokens} tokens")
+    if len(arrays.logprobs) != tokens:
+        raise MessageError(f"logprobs: {len(arrays.logprobs)} logprobs for {tokens} tokens; never padded")
+    if not np.isfinite(arrays.logprobs).all():
+        position = int(np.flatnonzero(~np.isfinite(arrays.logprobs))[0])
+        raise MessageError(f"logprobs[{position}]: {arrays.logprobs[position]} is not finite")
+
+
+def expand_versions(versions: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """Per-token versions [tokens] of one sample's run-length list."""
+    if not versions:
+        return np.zeros(0, dtype=np.int64)
+    values, counts = zip(*versions, strict=True)
+    return np.repeat(np.asarray(values, dtype=np.int64), counts)
+
+
+def _check_sample(sample: Sample, path: str) -> None:
+    counted = sum(count for _, count in sample.versions)
+    if sample.tokens < 0 or counted != sample.tokens:
+        raise MessageError(f"{path}.versions: stamps {counted} tokens, the sample has {sample.tokens}")
+    if any(version < 0 or count <= 0 for version, count in sample.versions):
+        raise MessageError(f"{path}.versions: versions are >= 0 and counts > 0")
+    for name, value in [("reward", sample.reward), *sample.components.items()]:
+        if value is not None and not math.isfinite(value):
+            raise MessageError(f"{path}.{name}: {value} is not finite")
+
+
+def _refuse_other_schema(frame: Frame) -> None:
+    """A newer message often fails on its fields first; say that it is the version, when it is."""
+    try:
+        raw = msgspec.msgpack.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if isinstance(raw, dict) and isinstance(raw.get("schema"), int) and raw["schema"] != SCHEMA:
+        raise MessageError(f"schema {raw['schema']} received, this process speaks {SCHEMA}")
+
+
+def _frame(array: npt.NDArray[Any], dtype: str) -> memoryview:
+    return np.ascontiguousarray(array, dtype=dtype).data.cast("B")
+
+
+def _array(frame: Frame, dtype: str, name: str) -> npt.NDArray[Any]:
+    if len(frame) > MAX_ARRAY_BYTES:
+        raise MessageError(f"{name}: {len(frame)} bytes, more than the limit of {MAX_ARRAY_BYTES}")
+    if len(frame) % np.dtype(dtype).itemsize:
+        raise MessageError(f"{name}: {len(frame)} bytes are no whole number of {dtype} items")
+    return np.frombuffer(frame, dtype=dtype)

@@ -1,0 +1,101 @@
+"""The engine contract: what a rollout replica asks of whatever generates its tokens.
+
+An engine serves exactly one complete version at a time. It samples groups, streams tokens as chunks that are
+each of one version, and swaps weights between decode steps while its sequences in flight go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.messages import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample: `temperature` 0 is greedy; `stop_ids` end a completion and belong to it."""
+
+    temperature: float
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """One prompt to sample `len(seeds)` times; `request_id` is unique in the replica's life."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """New tokens of one sample, all sampled by `version`; `finish` is set on the sample's last chunk.
+
+    `logprobs` are natural logs under the distribution that was sampled from (after temperature). An empty
+    completion is one chunk without tokens and with a finish reason.
+    """
+
+    sample: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+    finish: Finish | None = None
+
+
+class ServedWeights(Protocol):
+    """One complete, verified version as mapped from the publisher; valid until `release`."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def tensors(self) -> Mapping[str, npt.NDArray[np.generic]]:
+        """Read-only arrays by Hugging Face name, tied names resolved to one array."""
+        ...
+
+    def release(self) -> None:
+        """Say that nothing reads the arrays any more; harmless when repeated."""
+        ...
+
+
+class Engine(Protocol):
+    """A generator. Methods are called from one event loop; heavy work happens off it."""
+
+    @property
+    def version(self) -> int | None:
+        """Version being served, or None before the first swap."""
+        ...
+
+    @property
+    def free_slots(self) -> int:
+        """How many more sequences can be decoded at once."""
+        ...
+
+    async def start(self) -> None: ...
+
+    def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
+        """Stream the group's tokens; ends when every sample has finished or the request was aborted."""
+        ...
+
+    async def swap(self, weights: ServedWeights) -> None:
+        """Serve another version from the next decode step on; returns once it is served.
+
+        Sequences in flight continue. The engine releases the weights once it reads them no more.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its stream yields a last chunk with finish "abort" for each unfinished sample."""
+        ...
+
+    async def close(self) -> None:
+        """Abort everything, stop the worker and free memory; harmless when repeated."""
+        ...
