@@ -1,0 +1,1 @@
+"""Where models come from: every source becomes an ordinary Hugging Face folder on disk."""
