@@ -1,0 +1,129 @@
+"""The replica's side of shared memory: map a version read-only, verify it, keep it while it is read."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.errors import WeightsError
+from slipstream.weights import segments
+from slipstream.weights.base import Array, Bytes, carrier
+from slipstream.weights.digests import verify
+from slipstream.weights.manifest import Layout, Manifest, check_manifest, mismatches
+
+
+class ShmWeights:
+    """One version as mapped from the publisher's pages, read-only and verified.
+
+    `release` ends the use; arrays kept longer keep their memory, and never see other bytes.
+    """
+
+    def __init__(self, manifest: Manifest, mapping: mmap.mmap) -> None:
+        self.manifest = manifest
+        self._map: mmap.mmap | None = mapping
+        self._data: Bytes | None = np.frombuffer(mapping, np.uint8)
+        self._tensors: dict[str, Array] = {}
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    @property
+    def data(self) -> Bytes:
+        """All bytes of the version [total_bytes]."""
+        if self._data is None:
+            raise WeightsError(f"version {self.version} was released and cannot be read any more")
+        return self._data
+
+    @property
+    def tensors(self) -> Mapping[str, Array]:
+        """Views by name; tied names give the same view."""
+        if not self._tensors:
+            self._tensors = views(self.data, self.manifest.layout)
+        return self._tensors
+
+    def release(self) -> None:
+        self._data, self._tensors = None, {}
+        if self._map is not None:
+            segments.unmap(self._map)
+            self._map = None
+
+
+def views(data: Bytes, layout: Layout) -> dict[str, Array]:
+    """Arrays over the bytes of a version, by name, tied names included."""
+    found: dict[str, Array] = {}
+    for spec in layout.tensors:
+        flat = data[spec.offset : spec.offset + spec.nbytes]
+        found[spec.name] = flat.view(carrier(spec.dtype)).reshape(spec.shape)
+    return found | {name: found[source] for name, source in layout.tied.items()}
+
+
+class ShmSubscriber:
+    """Maps versions of a publisher on the same host.
+
+    Args:
+        expected: The layout of the engine's own model; a version that differs is refused.
+        directory: Where the publisher's files lie. threads: Threads that verify.
+    """
+
+    def __init__(
+        self, *, expected: Layout | None = None, directory: Path = segments.SHM, threads: int = 1
+    ) -> None:
+        self._expected, self._directory = expected, directory
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-verify")
+
+    def fetch(self, manifest: Manifest) -> ShmWeights:
+        """Map a version and verify every bucket.
+
+        Raises:
+            WeightsError: It is gone, torn, corrupted or does not fit; nothing of it is used.
+        """
+        check_manifest(manifest)
+        if self._expected and (problems := mismatches(self._expected, manifest.layout)):
+            raise WeightsError(f"version {manifest.version} does not fit the model: " + "; ".join(problems))
+        weights = ShmWeights(manifest, self._map(manifest))
+        try:
+            verify(weights.data, manifest, self._pool)
+        except WeightsError:
+            weights.release()
+            raise
+        return weights
+
+    def close(self) -> None:
+        """End the threads; harmless when repeated."""
+        self._pool.shutdown()
+
+    def _map(self, manifest: Manifest) -> mmap.mmap:
+        name = manifest.locations.get("shm", "")
+        if name != f"{segments.prefix_of(manifest.run, manifest.incarnation)}-{manifest.version}":
+            raise WeightsError(
+                f"version {manifest.version} is not offered over shm, or under a foreign name {name!r}"
+            )
+        path = self._directory / name
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise _gone(manifest) from error
+        try:
+            # The shared lock keeps the publisher from writing here again. The mapping holds a duplicate of the
+            # descriptor, so the lock lives exactly as long as the last array does.
+            if not segments.try_lock(fd, fcntl.LOCK_SH) or not segments.same_file(fd, path):
+                raise _gone(manifest)
+            if (size := os.fstat(fd).st_size) != manifest.layout.total_bytes:
+                raise WeightsError(f"{path} has {size} bytes, expected {manifest.layout.total_bytes}")
+            return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(fd)
+
+
+def _gone(manifest: Manifest) -> WeightsError:
+    return WeightsError(
+        f"version {manifest.version} of learner incarnation {manifest.incarnation} is gone; "
+        "fetch the newest one"
+    )
