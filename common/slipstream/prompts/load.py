@@ -1,0 +1,128 @@
+"""Load, check, split and fingerprint sets of prompts, in one pass over each source.
+
+Every row is rendered and encoded once here, so that all that is too long is known at load: such rows are
+refused with a count and the first three names. Memory during the pass: 32 bytes a row.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b, sha256
+
+from slipstream.errors import UserError
+from slipstream.prompts.rows import Row, question_key
+from slipstream.prompts.sets import LoadReport, PromptSet, Reader
+from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.tokens import Tokenizer
+
+_DIGEST_BYTES = 16
+
+
+def load_prompts(
+    train: DataSpec,
+    tokenizer: Tokenizer,
+    budget: LengthBudget,
+    evals: Mapping[str, DataSpec] | None = None,
+) -> tuple[PromptSet, dict[str, PromptSet]]:
+    """The training set and the named evaluation sets; with `eval_size`, one of these is `holdout`.
+
+    No question of any evaluation set is left in training.
+
+    Raises:
+        UserError: A source cannot be read, a row is broken, or a set would be empty.
+    """
+    sets: dict[str, PromptSet] = {}
+    for name, spec in (evals or {}).items():
+        if name == "holdout":
+            raise UserError("data.evals.holdout: the name of the hold-out of training", "give another name")
+        _, sets[name] = _split(replace(spec, eval_size=0), tokenizer, budget, frozenset(), all_eval=True)
+    taken = frozenset().union(*(each.keys for each in sets.values()))
+    trained, holdout = _split(train, tokenizer, budget, taken, all_eval=False)
+    return trained, {"holdout": holdout, **sets} if train.eval_size else sets
+
+
+@dataclass(slots=True)
+class _Scan:
+    """The kept rows of a source, in order: row numbers, question hashes and row digests, side by side."""
+
+    rows: array[int]
+    keys: array[int]
+    digests: bytearray
+    report: LoadReport
+
+
+def _split(
+    spec: DataSpec, tokenizer: Tokenizer, budget: LengthBudget, taken: frozenset[int], *, all_eval: bool
+) -> tuple[PromptSet, PromptSet]:
+    """(training set, evaluation set) of one source; either may be empty where it is not asked for."""
+    reader = Reader(spec, tokenizer, budget)
+    scan = _scan(reader)
+    held = set(scan.keys) if all_eval else _held_out(scan, spec, taken)
+    train_at, eval_at, seen = array("Q"), array("Q"), set[int]()
+    for place, key in enumerate(scan.keys):
+        if all_eval or (key in held and key not in seen):
+            eval_at.append(place)
+            seen.add(key)
+        if key not in held and key not in taken:
+            train_at.append(place)
+    if not all_eval and not train_at:
+        raise UserError(
+            f"data: no prompt is left for training ({scan.report})", "lower eval_size, or add rows that differ"
+        )
+    scan.report.held_out = 0 if all_eval else len(scan.rows) - len(train_at)
+    return _subset(reader, scan, train_at, frozenset()), _subset(reader, scan, eval_at, frozenset(seen))
+
+
+def _scan(reader: Reader) -> _Scan:
+    scan = _Scan(array("Q"), array("Q"), bytearray(), LoadReport())
+    for number, row, ids in reader.rows():
+        scan.report.rows += 1
+        scan.report.repaired += row.repaired
+        if reader.room(len(ids)) is None:
+            scan.report.refuse(str(row.columns.get("id", number)))
+            continue
+        scan.rows.append(number)
+        scan.keys.append(question_key(row.question))
+        scan.digests += _row_digest(row)
+    if not scan.rows:
+        raise UserError(
+            f"data: every prompt leaves no room for min_new_tokens ({scan.report})",
+            "raise the context length, lower min_new_tokens, or shorten the prompts",
+        )
+    return scan
+
+
+def _held_out(scan: _Scan, spec: DataSpec, taken: Iterable[int]) -> set[int]:
+    """The `eval_size` distinct questions with the smallest hash under the seed, whatever their order."""
+    if not spec.eval_size:
+        return set()
+    free = set(scan.keys).difference(taken)
+    if len(free) <= spec.eval_size:
+        raise UserError(
+            f"data.eval_size: {spec.eval_size}, but there are {len(free)} distinct questions",
+            "hold out fewer, so that some are left for training",
+        )
+    salt = f"holdout/{spec.seed}/".encode()
+
+    def rank(key: int) -> bytes:
+        return blake2b(salt + key.to_bytes(8, "little"), digest_size=16).digest()
+
+    return set(heapq.nsmallest(spec.eval_size, free, key=rank))
+
+
+def _row_digest(row: Row) -> bytes:
+    canonical = json.dumps([row.question, row.columns], sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _subset(reader: Reader, scan: _Scan, places: array[int], keys: frozenset[int]) -> PromptSet:
+    digest = sha256(json.dumps(reader.identity, sort_keys=True).encode())
+    rows = array("Q")
+    for place in places:
+        rows.append(scan.rows[place])
+        digest.update(scan.digests[place * _DIGEST_BYTES : (place + 1) * _DIGEST_BYTES])
+    return PromptSet(reader, rows, digest.hexdigest(), scan.report, keys)

@@ -1,0 +1,114 @@
+"""From a source's raw row to a question and its columns, in types that any message can carry."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.prompts.spec import DataSpec
+from slipstream.tokens import repair
+
+Message = dict[str, str]
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(slots=True)
+class Row:
+    """A row as the rest of slipstream sees it.
+
+    Attributes:
+        question: What the row's prompt column says: one text, or chat messages.
+        columns: All other columns, for rewards and format strings.
+        repaired: Whether a lone surrogate had to be replaced.
+    """
+
+    question: str | list[Message]
+    columns: dict[str, Any]
+    repaired: bool
+
+
+def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
+    """Apply the column mapping, repair text and bring values to plain types.
+
+    Raises:
+        UserError: A mapped column is missing, there is no prompt, or the answer is empty; names the row.
+    """
+    repaired = False
+
+    def plain(value: Any) -> Any:
+        nonlocal repaired
+        if isinstance(value, str):
+            mended = repair(value)
+            repaired |= mended != value
+            return mended
+        if value is None or isinstance(value, bool | float):
+            return value
+        if isinstance(value, int):
+            # MessagePack ends at 64 bits; longer numbers travel as their digits.
+            return value if value in _INT64 else str(value)
+        if isinstance(value, Mapping):
+            return {plain(str(key)): plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        if isinstance(value, datetime.date | datetime.time):
+            return value.isoformat()
+        return plain(str(value))
+
+    columns = plain(_mapped(raw, spec.columns, label))
+    if "prompt" not in columns and "messages" in columns:
+        columns["prompt"] = columns.pop("messages")
+    if "prompt" not in columns:
+        have = ", ".join(raw) or "none"
+        raise UserError(f"{label}: no prompt; its columns are {have}", "map one: data.columns.prompt=NAME")
+    _refuse_empty_answer(columns, label)
+    return Row(_question(columns.pop("prompt"), label), columns, repaired)
+
+
+def question_key(question: str | list[Message]) -> int:
+    """64-bit hash of the question alone, the same whatever its row's place, Unicode form and spaces."""
+    text = question if isinstance(question, str) else json.dumps(question, sort_keys=True, ensure_ascii=False)
+    canonical = " ".join(unicodedata.normalize("NFC", text).split())
+    return int.from_bytes(blake2b(canonical.encode(), digest_size=8).digest(), "little")
+
+
+def _mapped(raw: Mapping[str, Any], mapping: Mapping[str, str], label: str) -> dict[str, Any]:
+    for ours, theirs in mapping.items():
+        if theirs not in raw:
+            have = ", ".join(raw) or "none"
+            raise UserError(f"{label}: data.columns.{ours}={theirs}, but its columns are {have}", "map another")
+    taken = set(mapping.values())
+    kept = {name: value for name, value in raw.items() if name not in taken}
+    return kept | {ours: raw[theirs] for ours, theirs in mapping.items()}
+
+
+def _refuse_empty_answer(columns: Mapping[str, Any], label: str) -> None:
+    """An empty gold answer would score every attempt 0 without a word."""
+    answer = columns.get("answer", "-")
+    if answer is None or (isinstance(answer, str) and not answer.strip()):
+        raise UserError(f"{label}: the answer is empty", "give the row an answer or remove it")
+
+
+def _question(prompt: Any, label: str) -> str | list[Message]:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise UserError(f"{label}: the prompt is empty", "give the row a prompt or remove it")
+        return prompt
+    if not isinstance(prompt, list) or not prompt:
+        raise UserError(
+            f"{label}: the prompt is a {type(prompt).__name__}", "give a text or a list of chat messages"
+        )
+    for message in prompt:
+        well_formed = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if not well_formed or not isinstance(message.get("content"), str):
+            raise UserError(
+                f"{label}: a message without role and text", 'write {"role": "user", "content": "…"}'
+            )
+    if prompt[-1]["role"] == "assistant":
+        raise UserError(f"{label}: the messages end with the assistant's turn", "end them with the user's")
+    return prompt

@@ -1,0 +1,189 @@
+"""Prompts, and sets of them with random access: a row is rendered and encoded anew each time it is asked for.
+
+Kept in memory: 8 bytes a prompt (its row number) plus what the source needs (jsonl 16 bytes a row; datasets are
+memory-mapped; generated rows nothing), so a set of a million prompts is as light as one of two hundred.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.prompts.external import Gsm8k, HubDataset, ReasoningGym, Source
+from slipstream.prompts.generated import Arithmetic, SortDigits
+from slipstream.prompts.jsonl import JsonLines
+from slipstream.prompts.rows import Row, read_row
+from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.prompts.template import Template
+from slipstream.tokens import Tokenizer
+
+_BATCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, ready to be sent: its ids are the only ones that generator and learner ever see.
+
+    Attributes:
+        index: Place in its `PromptSet`, from 0.
+        text: The rendered prompt.
+        prompt_ids: Its token ids.
+        columns: The row's other columns, such as `answer`.
+        max_new_tokens: Room for the completion, in tokens.
+    """
+
+    index: int
+    text: str
+    prompt_ids: tuple[int, ...]
+    columns: dict[str, Any]
+    max_new_tokens: int
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What happened to the rows of one source.
+
+    Attributes:
+        rows: Rows read.
+        refused: Rows that left no room for `min_new_tokens`.
+        refused_ids: The first three of them: the row's `id` column, or its place in the source.
+        repaired: Rows whose text held a lone surrogate, replaced by U+FFFD.
+        held_out: Rows left out of training because an evaluation set asks their question.
+    """
+
+    rows: int = 0
+    refused: int = 0
+    refused_ids: list[str] = field(default_factory=list)
+    repaired: int = 0
+    held_out: int = 0
+
+    def refuse(self, name: str) -> None:
+        """Count a refused row and remember the first three."""
+        self.refused += 1
+        if len(self.refused_ids) < 3:
+            self.refused_ids.append(name)
+
+    def __str__(self) -> str:
+        parts = [f"{self.rows} rows"]
+        if self.refused:
+            parts.append(f"{self.refused} refused as too long ({', '.join(self.refused_ids)})")
+        if self.repaired:
+            parts.append(f"{self.repaired} with repaired text")
+        if self.held_out:
+            parts.append(f"{self.held_out} held out for evaluation")
+        return ", ".join(parts)
+
+
+def open_source(spec: DataSpec) -> Source:
+    """The rows that the spec names.
+
+    Raises:
+        UserError: They cannot be had; the message names the setting and the mend.
+    """
+    if spec.limit is not None and spec.limit < 1:
+        raise UserError(f"data.limit: {spec.limit}", "give at least 1, or none for all rows")
+    match spec.kind:
+        case "jsonl":
+            return JsonLines(spec.path, spec.limit)
+        case "huggingface":
+            return HubDataset(spec)
+        case "reasoning_gym":
+            return ReasoningGym(spec)
+        case "gsm8k":
+            return Gsm8k(spec)
+        case "arithmetic":
+            return Arithmetic(spec.options, spec.limit, spec.seed)
+        case "sort_digits":
+            return SortDigits(spec.options, spec.limit, spec.seed)
+
+
+class Reader:
+    """Turns rows of one source into prompts; the one place that renders, encodes and checks the length."""
+
+    def __init__(self, spec: DataSpec, tokenizer: Tokenizer, budget: LengthBudget) -> None:
+        self.source = open_source(spec)
+        self.identity = [spec.template, spec.user_turn, spec.system, dict(spec.template_options)]
+        self.identity.append(tokenizer.identity)
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._budget = budget
+        self._template = Template(spec, tokenizer)
+
+    def row(self, number: int) -> tuple[Row, str]:
+        """The row and its rendered text."""
+        label = self.source.label(number)
+        row = read_row(self.source[number], self._spec, label)
+        return row, self._template.render(row, label)
+
+    def rows(self) -> Iterator[tuple[int, Row, list[int]]]:
+        """(number, row, prompt ids) of every row, encoded in batches."""
+        for start in range(0, len(self.source), _BATCH):
+            batch = [self.row(n) for n in range(start, min(start + _BATCH, len(self.source)))]
+            encoded = self._tokenizer.encode([text for _, text in batch])
+            for offset, ((row, _), ids) in enumerate(zip(batch, encoded, strict=True)):
+                yield start + offset, row, ids
+
+    def room(self, prompt_tokens: int) -> int | None:
+        """New tokens after a prompt of this length; None when it must be refused (an empty one too)."""
+        return self._budget.room(prompt_tokens) if prompt_tokens else None
+
+    def prompt(self, number: int, index: int) -> Prompt | None:
+        """The prompt made of a row, or None when its length is refused."""
+        row, text = self.row(number)
+        ids = self._tokenizer.encode([text])[0]
+        room = self.room(len(ids))
+        return None if room is None else Prompt(index, text, tuple(ids), row.columns, room)
+
+
+class PromptSet:
+    """A finite set of prompts with random access; `index` runs over the rows that were kept.
+
+    Attributes:
+        fingerprint: Hex digest of the canonical rows in order, the templates and the tokenizer's identity. It
+            does not depend on `max_new_tokens`, unless that changes which rows are kept.
+        report: What happened to the rows at load.
+        keys: Question hashes of the set; empty unless it is an evaluation set.
+    """
+
+    def __init__(
+        self, reader: Reader, rows: array[int], fingerprint: str, report: LoadReport, keys: frozenset[int]
+    ) -> None:
+        self._reader = reader
+        self._rows = rows
+        self.fingerprint = fingerprint
+        self.report = report
+        self.keys = keys
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < len(self._rows):
+            raise IndexError(f"prompt {index} outside of [0, {len(self._rows)})")
+        prompt = self._reader.prompt(self._rows[index], index)
+        if prompt is None:
+            raise UserError(f"data.path: row {self._rows[index]} changed while in use", "start the run again")
+        return prompt
+
+    def fetch(self, index: int) -> Prompt:
+        """The same as `self[index]`, the form in which streams ask."""
+        return self[index]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return (self[index] for index in range(len(self)))
+
+
+def require_same(fingerprint: str, checkpoint: str) -> None:
+    """Refuse to go on with other prompts than a checkpoint was made with: its cursor would mean nothing.
+
+    Raises:
+        UserError: The fingerprints differ.
+    """
+    if fingerprint != checkpoint:
+        raise UserError(
+            f"data: these prompts ({fingerprint[:12]}) are not those of the checkpoint ({checkpoint[:12]})",
+            "resume with the same data, template and tokenizer, or start a new run",
+        )

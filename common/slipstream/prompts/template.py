@@ -1,0 +1,79 @@
+"""How a question is written as the text that the model reads; the only place where a template is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.prompts.rows import Message, Row
+from slipstream.prompts.spec import DataSpec
+from slipstream.tokens import Tokenizer, repair
+
+NAMED = ("chat", "chatml_no_system", "plain")
+
+
+class Template:
+    """The template of one set of prompts.
+
+    Raises:
+        UserError: Neither a named template nor a format string, or a system turn that it has no place for.
+    """
+
+    def __init__(self, spec: DataSpec, tokenizer: Tokenizer) -> None:
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._custom = spec.template not in NAMED
+        if self._custom and "{" not in spec.template:
+            raise UserError(
+                f"data.template: {spec.template!r}",
+                f"use {', '.join(NAMED)} or a format string with {{prompt}}",
+            )
+        placeless = spec.template == "plain" or (self._custom and "{system}" not in spec.template)
+        if spec.system and placeless:
+            raise UserError(
+                "data.system: this template has no system turn", "use template chat, or drop system"
+            )
+
+    def render(self, row: Row, label: str) -> str:
+        """The prompt's text, up to where the model begins to write.
+
+        Raises:
+            UserError: A format string names a column that the row lacks, or the template takes no messages.
+        """
+        messages = self._messages(row, label)
+        if self._spec.template == "chat":
+            return repair(self._tokenizer.chat(messages, self._spec.template_options))
+        if self._spec.template == "chatml_no_system":
+            turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
+            return "".join(turns) + "<|im_start|>assistant\n"
+        texts = [message["content"] for message in messages if message["role"] != "system"]
+        if len(texts) != 1 or (isinstance(row.question, list) and len(row.question) != 1):
+            raise UserError(
+                f"{label}: {len(messages)} messages", "data.template: use chat for rows of messages"
+            )
+        if not self._custom:
+            return texts[0]
+        fields = {**row.columns, "prompt": texts[0], "system": self._spec.system}
+        return _fill("data.template", self._spec.template, fields, label)
+
+    def _messages(self, row: Row, label: str) -> list[Message]:
+        given = [{"role": "user", "content": row.question}] if isinstance(row.question, str) else row.question
+        messages = [dict(message) for message in given]
+        if self._spec.user_turn != "{prompt}":
+            fields = {**row.columns, "prompt": messages[-1]["content"]}
+            messages[-1]["content"] = _fill("data.user_turn", self._spec.user_turn, fields, label)
+        if self._spec.system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self._spec.system})
+        return messages
+
+
+def _fill(setting: str, text: str, fields: Mapping[str, Any], label: str) -> str:
+    try:
+        return text.format_map(fields)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+        have = ", ".join(sorted(fields))
+        raise UserError(
+            f"{setting}: {text!r} does not fit {label} ({type(error).__name__}: {error})",
+            f"its columns are {have}; double the braces that are meant literally",
+        ) from error

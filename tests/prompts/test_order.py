@@ -1,0 +1,51 @@
+"""Computed orders."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.prompts.order import EpochOrder, Permutation
+
+
+@given(st.integers(1, 600), st.text(max_size=8))
+def test_permutation_holds_every_item_once(size, seed):
+    permutation = Permutation(size, seed)
+    assert sorted(permutation[i] for i in range(size)) == list(range(size))
+
+
+def test_permutation_of_a_huge_space_needs_no_memory_and_is_spread_out():
+    size = 10**40
+    values = [Permutation(size, "x")[i] for i in range(200)]
+    assert len(set(values)) == 200
+    assert 0.4 * size < sum(values) / 200 < 0.6 * size
+
+
+def test_permutation_is_the_same_in_every_process_and_version():
+    """A resumed run depends on these numbers: if they change, old checkpoints resume in another order."""
+    assert [Permutation(10, "seed")[i] for i in range(10)] == [1, 0, 5, 4, 3, 2, 9, 8, 6, 7]
+
+
+@pytest.mark.parametrize("position", [-1, 10])
+def test_permutation_refuses_positions_outside(position):
+    with pytest.raises(IndexError):
+        Permutation(10, "")[position]
+
+
+def test_epochs_have_no_repeats_and_orders_of_their_own():
+    """Case 83."""
+    order = EpochOrder(50, seed=3)
+    drawn = [order.at(position) for position in range(120)]
+    by_epoch = [[index for epoch, index in drawn if epoch == e] for e in range(3)]
+    assert [len(indices) for indices in by_epoch] == [50, 50, 20]
+    assert all(len(set(indices)) == len(indices) for indices in by_epoch)
+    assert set(by_epoch[0]) == set(by_epoch[1]) == set(range(50))
+    assert by_epoch[0] != by_epoch[1]
+    assert by_epoch[0][:20] != by_epoch[2]
+    again = EpochOrder(50, seed=3)
+    assert [again.at(position) for position in reversed(range(120))] == drawn[::-1]
+    assert [EpochOrder(50, seed=4).at(position) for position in range(120)] != drawn
+
+
+def test_unshuffled_order_is_the_sets_own():
+    order = EpochOrder(3, seed=0, shuffle=False)
+    assert [order.at(p) for p in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
