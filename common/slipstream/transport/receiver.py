@@ -1,0 +1,246 @@
+"""The receiver: hands each parcel id to its service once, within credits, and repeats remembered replies.
+
+A parcel that comes again while the service works on it joins the work in progress, and the reply goes to the
+connection that asked last. Whatever is malformed, oversized or over its credits is refused and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Protocol, Self
+
+from slipstream.errors import MessageError, SlipstreamError
+from slipstream.messages import Frame, Frames
+from slipstream.transport import wire
+from slipstream.transport.base import REFUSED, RETRY, Parcel, ReceiverOptions, ReceiverStats, Reply
+from slipstream.transport.guard import Guard
+from slipstream.transport.replies import ReplyMemory
+from slipstream.transport.sessions import Session, Sessions
+
+
+class Exchange(Protocol):
+    """The medium below a receiver; opened and closed with it."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    @property
+    def denied(self) -> int: ...
+
+    def open(self, guard: Guard, on_message: OnMessage) -> None:
+        """Bind; raises `UserError` naming port and setting when the port is taken."""
+        ...
+
+    def send(self, to: bytes, frames: Frames) -> bool:
+        """Queue a message without waiting; False when the sender is gone or has no room."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class OnMessage(Protocol):
+    def __call__(self, sender: bytes, frames: list[Frame]) -> None: ...
+
+
+class QueueDelivery:
+    """One parcel in the hands of the service; see `base.Delivery`."""
+
+    __slots__ = ("_receiver", "answered", "parcel", "session")
+
+    def __init__(self, receiver: QueueReceiver, parcel: Parcel, session: Session) -> None:
+        self._receiver = receiver
+        self.parcel = parcel
+        self.session = session
+        self.answered = False
+
+    async def reply(self, reply: Reply) -> None:
+        """Answer the sender; never waits for it. A second call raises `SlipstreamError`."""
+        self._receiver.complete(self, reply)
+
+
+class QueueReceiver:
+    """The `Receiver` of every medium; see `base.Receiver` for the contract."""
+
+    def __init__(self, options: ReceiverOptions, exchange: Exchange) -> None:
+        self._options = options
+        self._exchange = exchange
+        self._sessions = Sessions(options)
+        self._replies = ReplyMemory(options.remember_count, options.remember_bytes)
+        self._working: dict[str, QueueDelivery] = {}
+        self._unread: deque[QueueDelivery] = deque()
+        self._completed = self._repeated = self._refused = self._gaps = self._unsent = 0
+
+    async def __aenter__(self) -> Self:
+        self._guard = Guard(self._options.name)
+        self._arrived = asyncio.Event()
+        self._guard.on_fail(lambda _: self._arrived.set())
+        self._exchange.open(self._guard, self._on_message)
+        self._guard.start(self._tick_forever, "ticker")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._guard.close()
+        for session in self._sessions:
+            self._send_status(session, closing=True)
+        self._arrived.set()
+        await self._exchange.close()
+
+    async def run(self) -> None:
+        """Wait until closed; raises the cause as soon as a background part dies."""
+        await self._guard.wait()
+
+    @property
+    def endpoint(self) -> str:
+        """Where senders connect to, with the port that was bound."""
+        return self._exchange.endpoint
+
+    async def receive(self) -> QueueDelivery:
+        """The next parcel; a cancelled call loses none."""
+        self._guard.check()
+        while not self._unread:
+            self._arrived.clear()
+            await self._arrived.wait()
+            self._guard.check()
+        return self._unread.popleft()
+
+    def __aiter__(self) -> AsyncIterator[QueueDelivery]:
+        return self
+
+    async def __anext__(self) -> QueueDelivery:
+        """The next parcel; the iteration ends when the receiver is closed."""
+        try:
+            return await self.receive()
+        except SlipstreamError:
+            if self._guard.closed and self._guard.cause is None:
+                raise StopAsyncIteration from None
+            raise
+
+    def complete(self, delivery: QueueDelivery, reply: Reply) -> None:
+        """Remember and send the reply of a delivery; called by `QueueDelivery.reply`."""
+        self._guard.check()
+        if delivery.answered:
+            raise SlipstreamError(f"parcel {delivery.parcel.id!r} was answered before")
+        self._options.limits.check(reply.frames)
+        delivery.answered = True
+        del self._working[delivery.parcel.id]
+        delivery.session.outstanding -= 1
+        self._completed += 1
+        if reply.status != RETRY:
+            self._replies.put(delivery.parcel.id, reply)
+        self._answer(delivery.session, delivery.parcel.id, reply)
+
+    def stats(self) -> ReceiverStats:
+        """Counts since the start, and what is held now."""
+        return ReceiverStats(
+            senders=len(self._sessions),
+            unread=len(self._unread),
+            in_progress=len(self._working),
+            completed=self._completed,
+            repeated=self._repeated,
+            refused=self._refused,
+            gaps=self._gaps,
+            unsent=self._unsent,
+            denied=self._exchange.denied,
+            remembered=len(self._replies),
+            remembered_bytes=self._replies.bytes,
+        )
+
+    # -- what comes in
+
+    def _on_message(self, sender: bytes, frames: list[Frame]) -> None:
+        greeting = len(frames) == 1 and len(frames[0]) == 0
+        header: wire.Upward | None = None
+        try:
+            if not greeting:
+                header = wire.decode_upward(frames)
+                self._options.limits.check(frames[1:])
+            session = self._sessions.get(sender)
+        except MessageError as error:
+            self._refuse(sender, header, str(error))
+            return
+        if greeting:
+            session.resync = True
+            self._send_status(session)
+        elif isinstance(header, wire.Deliver):
+            self._note_sequence(session, header.seq, header.seq - 1)
+            self._on_deliver(session, header, frames[1:])
+        elif header is not None:
+            self._note_sequence(session, header.sent, header.sent)
+            session.held = header.window
+            self._send_status(session)
+
+    def _note_sequence(self, session: Session, newest: int, before: int) -> None:
+        """Number `newest` is here; `before` is the number that should be the last one seen."""
+        lost = session.counting and before > session.received
+        session.received = max(newest, session.received) if session.counting else newest
+        session.counting = True
+        self._gaps += lost
+        if lost or session.resync:
+            session.resync = True
+            self._send_status(session)
+
+    def _on_deliver(self, session: Session, header: wire.Deliver, frames: list[Frame]) -> None:
+        if (reply := self._replies.get(header.id)) is not None:
+            self._repeated += 1
+            self._answer(session, header.id, reply)
+        elif (delivery := self._working.get(header.id)) is not None:
+            self._repeated += 1
+            delivery.session.outstanding -= 1
+            session.outstanding += 1
+            delivery.session = session
+        elif not header.id or not header.kind:
+            self._refuse(session.identity, header, "a parcel needs an id and a kind")
+        elif self._sessions.full(session, len(self._working)):
+            self._refused += 1
+            self._answer(session, header.id, Reply(wire.BUSY, "over its credits"))
+        else:
+            session.outstanding += 1
+            delivery = QueueDelivery(self, Parcel(header.id, header.kind, frames), session)
+            self._working[header.id] = delivery
+            self._unread.append(delivery)
+            self._arrived.set()
+
+    # -- what goes out
+
+    def _answer(self, session: Session, parcel_id: str, reply: Reply) -> None:
+        answer = wire.Answer(
+            seq=session.replies + 1,
+            id=parcel_id,
+            status=reply.status,
+            reason=wire.clip(reply.reason),
+            credits=self._sessions.grant(session, len(self._working)),
+        )
+        if self._exchange.send(session.identity, [wire.encode(answer), *reply.frames]):
+            session.replies += 1
+        else:
+            self._unsent += 1
+            session.resync = True
+
+    def _refuse(self, sender: bytes, header: wire.Upward | None, reason: str) -> None:
+        """Tell the sender why, without a session: a stranger gets nothing that lasts."""
+        self._refused += 1
+        parcel_id = header.id if isinstance(header, wire.Deliver) else ""
+        answer = wire.Answer(seq=0, id=parcel_id, status=REFUSED, reason=wire.clip(reason), credits=0)
+        self._exchange.send(sender, [wire.encode(answer)])
+
+    def _send_status(self, session: Session, closing: bool = False) -> None:
+        status = wire.Status(
+            resync=session.resync,
+            closing=closing,
+            credits=self._sessions.grant(session, len(self._working)),
+            replies=session.replies,
+            max_frames=self._options.limits.max_frames,
+            max_frame_bytes=self._options.limits.max_frame_bytes,
+        )
+        if self._exchange.send(session.identity, [wire.encode(status)]):
+            session.resync = False
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.silent_seconds / self._sessions.silent_ticks)
+            self._sessions.tick()
