@@ -1,0 +1,126 @@
+"""Find the newest complete checkpoint, check one, and remove old ones."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from slipstream.checkpoint.files import (
+    MANIFEST,
+    MARKER,
+    SCHEMA,
+    FolderManifest,
+    digest_file,
+    remove,
+    step_of,
+    user_error,
+)
+from slipstream.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest complete checkpoint, or None where there is none; `skipped` are newer ones, with why."""
+
+    path: Path | None
+    step: int | None
+    skipped: list[tuple[Path, str]]
+
+
+def newest_complete(root: Path) -> Found:
+    """Look from the newest step down for a checkpoint whose every byte is as written.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    skipped = [(path, "was still being written") for path in _listed(root) if path.name.endswith(".writing")]
+    for step, path in _candidates(root):
+        problems = verify(path)
+        if not problems:
+            newer = [(left, why) for left, why in skipped if _claimed_step(left) > step]
+            return Found(path, step, newer)
+        skipped.append((path, problems[0]))
+    return Found(None, None, skipped)
+
+
+def verify(path: Path) -> list[str]:
+    """All that is wrong with a checkpoint folder, empty when it is complete and every digest fits."""
+    try:
+        sealed = (path / MARKER).read_text()
+        if digest_file(path / MANIFEST).xxh3_128 != sealed:
+            return [f"{MANIFEST} differs from what {MARKER} sealed"]
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=FolderManifest)
+    except FileNotFoundError as error:
+        return [f"{Path(error.filename).name} is missing"]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return [f"{MANIFEST} cannot be read: {error}"]
+    if manifest.schema != SCHEMA:
+        return [f"has schema {manifest.schema}, this version reads schema {SCHEMA}"]
+    if manifest.step != step_of(path):
+        return [f"holds step {manifest.step} under the name of another"]
+    return [problem for name in manifest.files if (problem := _file_problem(path, name, manifest))]
+
+
+def prune(root: Path, keep_last: int, keep_every: int = 0) -> list[Path]:
+    """Remove old checkpoints and leftovers; returns what was removed.
+
+    Args:
+        root: Folder of all checkpoints.
+        keep_last: So many of the newest complete ones stay, at least 1.
+        keep_every: Steps that are a multiple of it stay too; 0 for none.
+
+    Raises:
+        UserError: `keep_last` is below 1, or the folder cannot be written.
+    """
+    if keep_last < 1:
+        raise UserError(f"checkpoint.keep_last is {keep_last}", "use 1 or more: the newest is needed to resume")
+    sealed = [(step, path) for step, path in _candidates(root) if (path / MARKER).exists()]
+    if not sealed:
+        return []
+    newest = sealed[0][0]
+    kept = {path for _, path in sealed[:keep_last]}
+    kept |= {path for step, path in sealed if keep_every and step % keep_every == 0}
+    old = [(step, path) for step, path in _candidates(root) if path not in kept and step <= newest]
+    try:
+        for step, path in old:
+            remove(root, path, step)
+        for left in root.glob(".step-*.removing"):  # of a process that died while removing
+            shutil.rmtree(left)
+    except OSError as error:
+        raise user_error(root, error) or error from error
+    return [path for _, path in old]
+
+
+def _file_problem(path: Path, name: str, manifest: FolderManifest) -> str:
+    expected = manifest.files[name]
+    try:
+        found = digest_file(path / name)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    if found.bytes != expected.bytes:
+        return f"{name} has {found.bytes} bytes, expected {expected.bytes}"
+    return "" if found == expected else f"{name} has digest {found.xxh3_128}, expected {expected.xxh3_128}"
+
+
+def _listed(root: Path) -> list[Path]:
+    try:
+        return list(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(
+            f"checkpoint folder {root} cannot be read: {error.strerror}", "check its path"
+        ) from error
+
+
+def _candidates(root: Path) -> list[tuple[int, Path]]:
+    """Newest step first; of one step the one in place before the one it was to replace."""
+    named = [(step, path) for path in _listed(root) if (step := step_of(path)) is not None]
+    return sorted(named, key=lambda pair: (-pair[0], pair[1].name.startswith(".")))
+
+
+def _claimed_step(path: Path) -> int:
+    return int("".join(filter(str.isdigit, path.name)))

@@ -1,0 +1,114 @@
+"""Write a checkpoint so that it is either complete and durable, or is not there at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from slipstream.checkpoint.files import (
+    MANIFEST,
+    MARKER,
+    FileEntry,
+    FolderManifest,
+    digest_file,
+    files_in,
+    folder,
+    folders_in,
+    fsync_path,
+    hidden,
+    remove,
+    user_error,
+    write_durably,
+)
+
+Writer = Callable[[Path], None]
+Fault = Callable[[str], None]
+
+
+def _no_fault(point: str) -> None:
+    """Outside tests nothing happens between two steps."""
+
+
+def write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault = _no_fault) -> Path:
+    """Write the checkpoint of a step and return its folder, once it is durable under its final name.
+
+    Args:
+        root: Folder of all checkpoints, made when missing. Only one process writes to it.
+        step: The step whose state this is; an earlier checkpoint of the same step is replaced.
+        writers: By path inside the checkpoint, what writes that file (or folder of files).
+        fault: Called with the name of each point where a crash is worth a test.
+
+    Raises:
+        UserError: The disk is full, read-only or forbidden.
+    """
+    for name in writers:
+        _check_name(name)
+    try:
+        return _write(root, step, writers, fault)
+    except OSError as error:
+        if explained := user_error(root, error):
+            raise explained from error
+        raise
+
+
+def _write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(".step-*.writing"):  # of a process that died in the middle
+        shutil.rmtree(left)
+    work = hidden(root, step, "writing")
+    work.mkdir()
+    try:
+        entries = _write_files(work, writers, fault)
+        _seal(work, FolderManifest(step, entries), fault)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return _put_in_place(root, step, work, fault)
+
+
+def _write_files(work: Path, writers: Mapping[str, Writer], fault: Fault) -> dict[str, FileEntry]:
+    entries = {}
+    for name, writer in writers.items():
+        target = work / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        writer(target)
+        for path in files_in(target):
+            fsync_path(path)
+            entries[path.relative_to(work).as_posix()] = digest_file(path)
+        fault(f"file {name}")
+    return entries
+
+
+def _seal(work: Path, manifest: FolderManifest, fault: Fault) -> None:
+    """The manifest, then all names, then the marker: each is on disk before the next is begun."""
+    write_durably(work / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    for path in folders_in(work):
+        fsync_path(path)
+    fault("manifest")
+    write_durably(work / MARKER, digest_file(work / MANIFEST).xxh3_128.encode())
+    fsync_path(work)
+    fault("marker")
+
+
+def _put_in_place(root: Path, step: int, work: Path, fault: Fault) -> Path:
+    final, aside = folder(root, step), hidden(root, step, "replaced")
+    if final.exists():  # the step is trained anew after a resume from an earlier one
+        shutil.rmtree(aside, ignore_errors=True)
+        final.rename(aside)
+        fault("aside")
+    os.rename(work, final)
+    fsync_path(root)
+    fault("renamed")
+    if aside.exists():
+        remove(root, aside, step)
+    return final
+
+
+def _check_name(name: str) -> None:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or path.parts[0] in (MANIFEST, MARKER):
+        raise ValueError(f"{name!r} cannot name a file of a checkpoint")
