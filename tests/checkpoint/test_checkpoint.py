@@ -136,6 +136,15 @@ def test_a_place_that_cannot_be_written_is_one_line_with_the_mend(tmp_path, code
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_recognised_behind_the_error_of_safetensors(tmp_path):
+    def full(path):
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(UserError, match="cannot be written: No space left on device"):
+        write(tmp_path, 2, {"model.safetensors": full})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_root_that_is_a_file_is_the_users_mistake(tmp_path):
     root = tmp_path / "file"
     root.write_text("")

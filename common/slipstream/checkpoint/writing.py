@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -64,8 +65,12 @@ def _write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault) -
     try:
         entries = _write_files(work, writers, fault)
         _seal(work, FolderManifest(step, entries), fault)
-    except BaseException:
+    except BaseException as error:
+        # explained before the clean-up, while the free space is still what the writer met
+        explained = user_error(root, error) if isinstance(error, OSError) else None
         shutil.rmtree(work, ignore_errors=True)
+        if explained:
+            raise explained from error
         raise
     return _put_in_place(root, step, work, fault)
 
@@ -75,12 +80,25 @@ def _write_files(work: Path, writers: Mapping[str, Writer], fault: Fault) -> dic
     for name, writer in writers.items():
         target = work / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        writer(target)
+        _call(writer, target)
         for path in files_in(target):
             fsync_path(path)
             entries[path.relative_to(work).as_posix()] = digest_file(path)
         fault(f"file {name}")
     return entries
+
+
+def _call(writer: Writer, target: Path) -> None:
+    """Call a writer; a library in Rust (safetensors) hides the system's error number in its message."""
+    try:
+        writer(target)
+    except OSError:
+        raise
+    except Exception as error:
+        if match := re.search(r"\(os error (\d+)\)", str(error)):
+            code = int(match.group(1))
+            raise OSError(code, os.strerror(code), str(target)) from error
+        raise
 
 
 def _seal(work: Path, manifest: FolderManifest, fault: Fault) -> None:
