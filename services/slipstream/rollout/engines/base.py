@@ -18,7 +18,10 @@ from slipstream.messages import Finish
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample: `temperature` 0 is greedy; `stop_ids` end a completion and belong to it."""
+    """How to sample: `temperature` 0 is greedy; `stop_ids` end a completion and belong to it.
+
+    A greedy token carries the logprob that it has at temperature 1.
+    """
 
     temperature: float
     max_new_tokens: int
@@ -82,13 +85,24 @@ class Engine(Protocol):
     async def start(self) -> None: ...
 
     def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
-        """Stream the group's tokens; ends when every sample has finished or the request was aborted."""
+        """Stream the group's tokens; ends when every sample has finished or the request was aborted.
+
+        A sample whose logprob is not finite is ended with "abort", without that token. Leaving the stream early
+        ends the request.
+
+        Raises:
+            SlipstreamError: No version is served yet, the id is in use, the prompt does not fit, or the engine
+                died; the message says why.
+        """
         ...
 
     async def swap(self, weights: ServedWeights) -> None:
         """Serve another version from the next decode step on; returns once it is served.
 
         Sequences in flight continue. The engine releases the weights once it reads them no more.
+
+        Raises:
+            WeightsError: They do not fit the model; they are released and the version served stays.
         """
         ...
 

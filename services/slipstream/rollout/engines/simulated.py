@@ -1,0 +1,208 @@
+"""An engine without a model: lengths from a distribution, a time for each token, true version stamps.
+
+It serves to size a run and to test everything around an engine. What a sample is (length, ids, logprobs)
+depends only on its seed; when it happens depends on the event loop's clock, so a test can drive it with a fake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from slipstream.errors import SlipstreamError
+from slipstream.messages import Finish
+from slipstream.rollout.engines.base import Chunk, GroupRequest, ServedWeights
+from slipstream.rollout.engines.stream import Draft, GroupStream
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedConfig:
+    """Lengths are log-normal with `mean_length` tokens and shape `sigma`, cut at `max_length`.
+
+    A decode step takes `step_seconds`, and `row_seconds` more for each sequence in it; `load_seconds` pass
+    before new weights can be served, while decoding goes on.
+    """
+
+    slots: int = 64
+    mean_length: float = 64.0
+    sigma: float = 1.0
+    max_length: int = 512
+    step_seconds: float = 0.01
+    row_seconds: float = 0.0
+    load_seconds: float = 0.0
+    vocab_size: int = 256
+    chunk_tokens: int = 16
+
+
+@dataclass(slots=True)
+class _Row:
+    stream: GroupStream
+    draft: Draft
+    random: random.Random
+    length: int
+    made: int = 0
+
+
+@dataclass(slots=True)
+class _Swap:
+    weights: ServedWeights
+    served: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SimulatedEngine:
+    """See the module; implements `slipstream.rollout.engines.base.Engine`."""
+
+    def __init__(self, config: SimulatedConfig) -> None:
+        self.config = config
+        self.version: int | None = None
+        self._streams: dict[str, GroupStream] = {}
+        self._waiting: deque[_Row] = deque()
+        self._rows: list[_Row] = []
+        self._swap: _Swap | None = None
+        self._swapping = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def free_slots(self) -> int:
+        """How many more sequences can be decoded at once."""
+        return max(0, self.config.slots - len(self._rows) - len(self._waiting))
+
+    async def start(self) -> None:
+        """Start decoding; `swap` must give the first weights."""
+        self._loop = asyncio.create_task(self._decode(), name="simulated-engine")
+        self._loop.add_done_callback(self._ended)
+
+    async def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
+        """Stream the group's tokens; see the contract."""
+        self._check_running()
+        if self.version is None:
+            raise SlipstreamError("engine: no weights are served yet")
+        if request.request_id in self._streams:
+            raise SlipstreamError(f"engine: request {request.request_id!r} is already being generated")
+        stream = self._streams[request.request_id] = GroupStream(request)
+        for sample, seed in enumerate(request.seeds):
+            self._waiting.append(self._new_row(stream, sample, seed))
+        self._wake.set()
+        try:
+            async for chunk in stream.chunks():
+                yield chunk
+        finally:
+            self._forget(stream)
+
+    async def swap(self, weights: ServedWeights) -> None:
+        """Serve another version after `load_seconds`, from the next decode step on."""
+        self._check_running()
+        async with self._swapping:
+            await asyncio.sleep(self.config.load_seconds)
+            self._check_running()
+            self._swap = _Swap(weights)
+            self._wake.set()
+            await self._swap.served.wait()
+            self._swap = None
+        self._check_running()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with finish "abort"; unknown ids are ignored, for the request may just have ended."""
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        for row in self._rows_of(stream):
+            self._finish(row, "abort")
+        self._forget(stream)
+
+    async def close(self) -> None:
+        """Abort everything and stop."""
+        for request_id in list(self._streams):
+            await self.abort(request_id)
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+
+    async def _decode(self) -> None:
+        while True:
+            self._apply_swap()
+            while self._waiting and len(self._rows) < self.config.slots:
+                self._admit(self._waiting.popleft())
+            if not self._rows:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            version = self.version  # of the step that begins now, whatever is swapped meanwhile
+            await asyncio.sleep(self.config.step_seconds + self.config.row_seconds * len(self._rows))
+            assert version is not None
+            for row in list(self._rows):
+                self._advance(row, version)
+
+    def _apply_swap(self) -> None:
+        if self._swap is None or self._swap.served.is_set():
+            return
+        self.version = self._swap.weights.version
+        self._swap.weights.release()  # nothing is read from them
+        self._swap.served.set()
+
+    def _admit(self, row: _Row) -> None:
+        if row.length == 0:
+            self._finish(row, "length")
+        else:
+            self._rows.append(row)
+
+    def _advance(self, row: _Row, version: int) -> None:
+        sampling = row.stream.request.sampling
+        row.made += 1
+        ended = row.made == row.length
+        stops = ended and bool(sampling.stop_ids) and row.length < sampling.max_new_tokens
+        token = sampling.stop_ids[0] if stops else self._draw_token(row)
+        for chunk in row.draft.add(token, -row.random.expovariate(1.0), version):
+            row.stream.put(chunk)
+        if ended:
+            self._rows.remove(row)
+            self._finish(row, "stop" if stops else "length")
+
+    def _draw_token(self, row: _Row) -> int:
+        stop_ids = row.stream.request.sampling.stop_ids
+        token = row.random.randrange(self.config.vocab_size)
+        for _ in stop_ids:
+            token = (token + 1) % self.config.vocab_size if token in stop_ids else token
+        return token
+
+    def _new_row(self, stream: GroupStream, sample: int, seed: int) -> _Row:
+        source = random.Random(seed)
+        location = math.log(self.config.mean_length) - self.config.sigma**2 / 2
+        wanted = max(1, round(source.lognormvariate(location, self.config.sigma)))
+        length = min(wanted, self.config.max_length, stream.request.sampling.max_new_tokens)
+        return _Row(stream, Draft(sample, self.config.chunk_tokens), source, length)
+
+    def _finish(self, row: _Row, reason: Finish) -> None:
+        assert self.version is not None
+        for chunk in row.draft.finish(reason, self.version):
+            row.stream.put(chunk)
+
+    def _rows_of(self, stream: GroupStream) -> list[_Row]:
+        return [row for row in [*self._rows, *self._waiting] if row.stream is stream]
+
+    def _forget(self, stream: GroupStream) -> None:
+        self._streams.pop(stream.request.request_id, None)
+        self._rows = [row for row in self._rows if row.stream is not stream]
+        self._waiting = deque(row for row in self._waiting if row.stream is not stream)
+
+    def _check_running(self) -> None:
+        if self._error is not None:
+            raise SlipstreamError(f"engine: its decode loop died: {self._error!r}") from self._error
+        if self._loop is None or self._loop.done():
+            raise SlipstreamError("engine: not running")
+
+    def _ended(self, loop: asyncio.Task[None]) -> None:
+        """The loop never ends by itself: tell every reader why it did."""
+        self._error = None if loop.cancelled() else loop.exception()
+        error = SlipstreamError(f"engine: decode loop ended: {self._error!r}")
+        error.__cause__ = self._error
+        for stream in list(self._streams.values()):
+            stream.fail(error)
+        if self._swap is not None:
+            self._swap.served.set()

@@ -1,0 +1,73 @@
+"""What every engine shares between its decode loop and the readers of its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from slipstream.messages import Finish
+from slipstream.rollout.engines.base import Chunk, GroupRequest
+
+
+class GroupStream:
+    """Chunks of one request on the way to its reader; the request's own length limit bounds the queue."""
+
+    def __init__(self, request: GroupRequest) -> None:
+        self.request = request
+        self.open_samples = len(request.seeds)
+        self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
+
+    def put(self, chunk: Chunk) -> None:
+        """Hand over a chunk; call on the event loop."""
+        if chunk.finish is not None:
+            self.open_samples -= 1
+        self._items.put_nowait(chunk)
+
+    def fail(self, error: BaseException) -> None:
+        """End the stream with an error; call on the event loop."""
+        self.open_samples = 0
+        self._items.put_nowait(error)
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Yield chunks until each sample has finished.
+
+        Raises:
+            BaseException: What `fail` was given.
+        """
+        unfinished = len(self.request.seeds)
+        while unfinished:
+            item = await self._items.get()
+            if isinstance(item, BaseException):
+                raise item
+            unfinished -= item.finish is not None
+            yield item
+
+
+class Draft:
+    """Tokens of one sample that are not handed on yet: gathered into chunks of one version each."""
+
+    def __init__(self, sample: int, chunk_tokens: int) -> None:
+        self.sample = sample
+        self._limit = chunk_tokens
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._version = -1
+
+    def add(self, token: int, logprob: float, version: int) -> list[Chunk]:
+        """Take one token; returns the chunks that became complete."""
+        ready = [self._cut(None)] if self._ids and version != self._version else []
+        self._version = version
+        self._ids.append(token)
+        self._logprobs.append(logprob)
+        return [*ready, self._cut(None)] if len(self._ids) >= self._limit else ready
+
+    def finish(self, reason: Finish, version: int) -> list[Chunk]:
+        """End the sample; `version` stamps the last chunk when no token is left for it."""
+        if not self._ids:
+            self._version = version
+        return [self._cut(reason)]
+
+    def _cut(self, finish: Finish | None) -> Chunk:
+        chunk = Chunk(self.sample, tuple(self._ids), tuple(self._logprobs), self._version, finish)
+        self._ids, self._logprobs = [], []
+        return chunk
