@@ -1,0 +1,188 @@
+"""Log-probabilities and entropies of tokens without ever holding the logits of all tokens.
+
+Work goes chunk by chunk over the tokens: logits of a chunk, their log-sum-exp in float32, the few entries that
+are asked for; the backward makes the chunk's logits again. A batch small enough for `KEEP_BYTES` keeps its
+softmax instead and saves that second product.
+Shapes: N tokens, D hidden, V vocabulary, K targets of a token, C tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_BYTES = 64 << 20  # logits of one chunk in float32
+KEEP_BYTES = 256 << 20  # below this, the softmax of all tokens is kept for the backward
+
+
+def from_hidden(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    keep_bytes: int = KEEP_BYTES,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(hidden weight^T / temperature) at the targets, fused with the output head.
+
+    Args:
+        hidden_ND: Last hidden states of the tokens *before* the targets.
+        weight_VD: Output head.
+        targets: Ids [N], or [N, K] for several ids of each token (top-k heads).
+        temperature: Divides the logits, as in the sampler.
+        entropy: Also return the entropy [N], with gradient.
+        keep_bytes: Most memory for keeping the softmax between forward and backward; 0 always recomputes.
+
+    Returns:
+        Logprobs in the shape of `targets`, float32 (float64 for float64 inputs), and entropy [N] or None.
+    """
+    targets_NK = targets[:, None] if targets.dim() == 1 else targets
+    logprobs_NK, entropy_N = _apply(
+        _FusedHead, hidden_ND, weight_VD, targets_NK, temperature, entropy, keep_bytes
+    )
+    return logprobs_NK.reshape(targets.shape), entropy_N if entropy else None
+
+
+def from_logits(
+    logits_NV: Tensor, targets: Tensor, temperature: float = 1.0, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The same from logits that exist already; the only full-size tensor made is their gradient."""
+    targets_NK = targets[:, None] if targets.dim() == 1 else targets
+    logprobs_NK, entropy_N = _apply(_FromLogits, logits_NV, targets_NK, temperature, entropy)
+    return logprobs_NK.reshape(targets.shape), entropy_N if entropy else None
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Tensor, Tensor]:
+    result: tuple[Tensor, Tensor] = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _FusedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        targets_NK: Tensor,
+        temperature: float,
+        entropy: bool,
+        keep_bytes: int,
+    ) -> tuple[Tensor, Tensor]:
+        tokens, vocabulary = len(hidden_ND), len(weight_VD)
+        dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+        needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        keep = needed and tokens * vocabulary * dtype.itemsize <= keep_bytes
+        kept: list[Tensor] = []
+        logprobs_NK = hidden_ND.new_empty(targets_NK.shape, dtype=dtype)
+        normaliser_N, entropy_N = (hidden_ND.new_zeros(tokens, dtype=dtype) for _ in range(2))
+        for rows in _chunks(tokens, vocabulary):
+            logits_CV = (hidden_ND[rows] @ weight_VD.T).to(dtype).div_(temperature)
+            logprobs_NK[rows], normaliser_N[rows], entropy_N[rows] = _read(logits_CV, targets_NK[rows], entropy)
+            if keep:
+                kept.append(_softmax_(logits_CV, normaliser_N[rows]))
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_NK, normaliser_N, entropy_N, *kept)
+        ctx.temperature, ctx.entropy = temperature, entropy
+        return logprobs_NK, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NK: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, targets_NK, normaliser_N, entropy_N, *kept = ctx.saved_tensors
+        hidden_grad_ND = torch.zeros_like(hidden_ND) if ctx.needs_input_grad[0] else None
+        weight_grad_VD = (
+            torch.zeros_like(weight_VD, dtype=normaliser_N.dtype) if ctx.needs_input_grad[1] else None
+        )
+        for index, rows in enumerate(_chunks(len(hidden_ND), len(weight_VD))):
+            if kept:
+                softmax_CV = kept[index].clone()
+            else:
+                logits_CV = (hidden_ND[rows] @ weight_VD.T).to(normaliser_N.dtype).div_(ctx.temperature)
+                softmax_CV = _softmax_(logits_CV, normaliser_N[rows])
+            grad_entropy_C = grad_entropy_N[rows] if ctx.entropy else None
+            grad_CV = _logit_grad_(softmax_CV, targets_NK[rows], grad_NK[rows], grad_entropy_C, entropy_N[rows])
+            grad_CV = grad_CV.div_(ctx.temperature).to(hidden_ND.dtype)
+            if hidden_grad_ND is not None:
+                hidden_grad_ND[rows] = grad_CV @ weight_VD
+            if weight_grad_VD is not None:
+                weight_grad_VD += grad_CV.T @ hidden_ND[rows]
+        weight_grad_VD = weight_grad_VD.to(weight_VD.dtype) if weight_grad_VD is not None else None
+        return hidden_grad_ND, weight_grad_VD, None, None, None, None
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_NV: Tensor, targets_NK: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        tokens, vocabulary = logits_NV.shape
+        dtype = torch.promote_types(logits_NV.dtype, torch.float32)
+        logprobs_NK = logits_NV.new_empty(targets_NK.shape, dtype=dtype)
+        normaliser_N, entropy_N = (logits_NV.new_zeros(tokens, dtype=dtype) for _ in range(2))
+        for rows in _chunks(tokens, vocabulary):
+            logits_CV = (
+                logits_NV[rows].to(dtype) / temperature if temperature != 1 else logits_NV[rows].to(dtype)
+            )
+            logprobs_NK[rows], normaliser_N[rows], entropy_N[rows] = _read(logits_CV, targets_NK[rows], entropy)
+        ctx.save_for_backward(logits_NV, targets_NK, normaliser_N, entropy_N)
+        ctx.temperature, ctx.entropy = temperature, entropy
+        return logprobs_NK, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NK: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
+        logits_NV, targets_NK, normaliser_N, entropy_N = ctx.saved_tensors
+        grad_NV = torch.empty_like(logits_NV)
+        for rows in _chunks(*logits_NV.shape):
+            logits_CV = torch.div(logits_NV[rows].to(normaliser_N.dtype), ctx.temperature)
+            softmax_CV = _softmax_(logits_CV, normaliser_N[rows])
+            grad_entropy_C = grad_entropy_N[rows] if ctx.entropy else None
+            grad_CV = _logit_grad_(softmax_CV, targets_NK[rows], grad_NK[rows], grad_entropy_C, entropy_N[rows])
+            torch.div(grad_CV, ctx.temperature, out=grad_CV)
+            grad_NV[rows] = grad_CV
+        return grad_NV, None, None, None
+
+
+def _chunks(tokens: int, vocabulary: int) -> list[slice]:
+    size = max(1, CHUNK_BYTES // (4 * vocabulary))
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+
+
+def _read(logits_CV: Tensor, targets_CK: Tensor, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs of the targets, log-sum-exp, and entropy (0 unless asked for)."""
+    normaliser_C = logits_CV.logsumexp(-1)
+    logprobs_CK = logits_CV.gather(-1, targets_CK) - normaliser_C[:, None]
+    if not entropy:
+        return logprobs_CK, normaliser_C, torch.zeros_like(normaliser_C)
+    probabilities_CV = (logits_CV - normaliser_C[:, None]).exp_()
+    return logprobs_CK, normaliser_C, normaliser_C - (probabilities_CV.mul_(logits_CV)).sum(-1)
+
+
+def _softmax_(logits_CV: Tensor, normaliser_C: Tensor) -> Tensor:
+    """Softmax in place."""
+    return logits_CV.sub_(normaliser_C[:, None]).exp_()
+
+
+def _logit_grad_(
+    softmax_CV: Tensor, targets_CK: Tensor, grad_CK: Tensor, grad_entropy_C: Tensor | None, entropy_C: Tensor
+) -> Tensor:
+    """d loss / d (logits / temperature), in place of the softmax.
+
+    d log p_y = onehot_y - p, and d H = -p (log p + H). A token without any gradient gets exactly 0, whatever
+    its logits: a NaN in a masked token must not reach the weights.
+    """
+    idle_C = (grad_CK == 0).all(-1)
+    total_C = grad_CK.sum(-1)
+    if grad_entropy_C is None:
+        softmax_CV.mul_(-total_C[:, None])
+    else:
+        idle_C &= grad_entropy_C == 0
+        log_CV = softmax_CV.clamp(min=torch.finfo(softmax_CV.dtype).tiny).log_()
+        log_CV.add_(entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(total_C[:, None])
+        softmax_CV.mul_(log_CV.neg_())
+    softmax_CV.scatter_add_(-1, targets_CK, grad_CK.to(softmax_CV.dtype))
+    if idle_C.any():
+        softmax_CV[idle_C] = 0
+    return softmax_CV

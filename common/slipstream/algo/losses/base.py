@@ -1,0 +1,40 @@
+"""What every policy loss takes and gives. Shapes: B samples, T completion tokens, K head ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Inputs of a policy loss; entries outside `mask_BT` are 0 and everything in the mask is finite.
+
+    `logprobs_BT` is log pi with gradient. `log_r_BT` = log pi - log pi_o and `log_u_BT` = log pi - log mu carry
+    its gradient and are clamped to +-20. `head_*_BTK` are logprobs of the sampler's most likely ids, by the
+    learner (with gradient) and by the sampler.
+    """
+
+    logprobs_BT: Tensor
+    sampler_BT: Tensor
+    log_r_BT: Tensor
+    log_u_BT: Tensor
+    advantages_BT: Tensor
+    mask_BT: Tensor
+    head_BTK: Tensor | None = None
+    head_sampler_BTK: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """Loss of each token [B, T], and the tokens whose gradient an upper or a lower bound took away [B, T]."""
+
+    loss_BT: Tensor
+    high_BT: Tensor
+    low_BT: Tensor
+
+
+def unbounded(loss_BT: Tensor, mask_BT: Tensor) -> TokenLoss:
+    """A token loss without any bound."""
+    return TokenLoss(loss_BT, ~mask_BT & mask_BT, ~mask_BT & mask_BT)

@@ -1,0 +1,159 @@
+"""The objective of a batch: the one function that the learner differentiates.
+
+`prepare(spec, batch)` settles what depends on the global batch; `objective` then gives the loss of any slice of
+it. The losses of the slices add up to the loss of the batch and so do their gradients: accumulate by adding,
+and let ranks *sum* their gradients. Per token, in the order of this module:
+
+    weight * policy loss  +  score centring  +  beta KL(pi, ref)  -  c entropy
+
+with `weight` the detached correction for the sampler. Log-probabilities are float32 or wider here, whatever
+came in. Shapes: B samples, T completion tokens, K head ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slipstream.algo import diagnostics
+from slipstream.algo.centring import centring_loss
+from slipstream.algo.correction import Corrected, correct
+from slipstream.algo.finite import require_finite
+from slipstream.algo.kl import kl_penalty
+from slipstream.algo.losses import ratio, sampler
+from slipstream.algo.losses.base import Terms, TokenLoss
+from slipstream.algo.metrics import Tally
+from slipstream.algo.prepare import Prepared
+from slipstream.algo.ratios import log_ratio, proximal_guess
+from slipstream.algo.spec import Objective
+
+
+def objective(
+    spec: Objective,
+    part: Prepared,
+    logprobs_BT: Tensor,
+    entropy_BT: Tensor | None = None,
+    head_BTK: Tensor | None = None,
+) -> tuple[Tensor, Tally]:
+    """Loss of a slice of the batch (a scalar with gradient) and its share of the metrics.
+
+    Args:
+        spec: What to optimise.
+        part: `Prepared`, whole or cut with `rows`; on the same device.
+        logprobs_BT: log pi of the completion tokens, in the shape of `part.mask_BT`; anything outside the mask.
+        entropy_BT: Entropy of the learner, with gradient if `entropy_coeff` is not 0.
+        head_BTK: log pi of the sampler's top-k ids, for score centring and top-k DPPO.
+
+    Raises:
+        NonFiniteError: log pi of a token in the loss is NaN or infinite; names the sample.
+        ValueError: The objective needs an input that was not given.
+    """
+    require_finite("learner", logprobs_BT, part.mask_BT, part.index_B)
+    terms, log_rho_BT = _terms(spec, part, logprobs_BT, head_BTK)
+    corrected = correct(spec, part, log_rho_BT, terms.log_u_BT.detach(), terms.advantages_BT)
+    policy = policy_loss(spec, terms)
+    loss_BT = corrected.weight_BT * policy.loss_BT
+    if spec.score_centring:
+        loss_BT = loss_BT + _centring(spec, terms, corrected)
+    kl_BT = _kl(spec, part, terms, corrected)
+    if kl_BT is not None and spec.kl_place == "loss":
+        loss_BT = loss_BT + spec.kl_beta * kl_BT
+    if spec.entropy_coeff != 0:
+        if entropy_BT is None:
+            raise ValueError("entropy_coeff needs entropy_BT")
+        loss_BT = loss_BT - spec.entropy_coeff * entropy_BT.to(loss_BT.dtype).where(part.fresh_BT, 0.0)
+    loss = (part.scale_BT.to(loss_BT.dtype) * loss_BT.where(part.mask_BT, 0.0)).sum()
+    return loss, diagnostics.tally(spec, part, terms, policy, corrected, log_rho_BT, loss, kl_BT, entropy_BT)
+
+
+def policy_loss(spec: Objective, terms: Terms) -> TokenLoss:
+    """The policy loss that `spec.loss` names, with its settings."""
+    match spec.loss:
+        case "clip":
+            return ratio.clipped(terms, spec.clip_low, spec.clip_high, spec.dual_clip)
+        case "gspo":
+            return ratio.gspo(terms, spec.clip_low, spec.clip_high)
+        case "cispo":
+            return ratio.cispo(terms, spec.clip_low, spec.clip_high)
+        case "sapo":
+            return ratio.sapo(terms, spec.sapo_tau_pos, spec.sapo_tau_neg)
+        case "importance":
+            return ratio.importance(terms)
+        case "reinforce":
+            return ratio.reinforce(terms)
+        case "no_ratio":
+            return ratio.no_ratio(terms)
+        case "vespo":
+            positive, negative = (
+                (spec.vespo_k_pos, spec.vespo_lambda_pos),
+                (spec.vespo_k_neg, spec.vespo_lambda_neg),
+            )
+            return sampler.vespo(terms, positive, negative)
+        case "dro":
+            return sampler.dro(terms, spec.dro_beta)
+        case "dppo_tv" | "dppo_kl" | "dppo_topk_tv" | "dppo_topk_kl":
+            divergence = spec.loss.removeprefix("dppo_")
+            return sampler.dppo(terms, divergence, spec.dppo_low, spec.dppo_high, spec.dppo_ratio_cap)
+    raise ValueError(f"loss {spec.loss!r} is unknown")
+
+
+def _terms(
+    spec: Objective, part: Prepared, logprobs_BT: Tensor, head_BTK: Tensor | None
+) -> tuple[Terms, Tensor]:
+    """Inputs of the policy loss, masked and in at least float32, and log rho [B, T], detached."""
+    dtype = torch.promote_types(logprobs_BT.dtype, torch.float32)
+    mask_BT = part.mask_BT
+    pi_BT = logprobs_BT.to(dtype).where(mask_BT, 0.0)
+    mu_BT = pi_BT.detach() if part.sampler_BT is None else part.sampler_BT.to(dtype).where(mask_BT, 0.0)
+    anchor_BT, rho_top_BT = pi_BT.detach(), pi_BT.detach()
+    if spec.proximal == "sampler":
+        anchor_BT = mu_BT
+    elif spec.proximal == "recompute":
+        anchor_BT = rho_top_BT = _need(part.proximal_BT, "proximal_BT").to(dtype)
+    elif spec.proximal == "approximate":
+        anchor_BT = rho_top_BT = proximal_guess(mu_BT, pi_BT, _need(part.ages_BT, "ages_BT"))
+    head_sampler_BTK = part.head_sampler_BTK
+    if head_BTK is not None and head_sampler_BTK is not None:
+        head_BTK = head_BTK.to(dtype).where(mask_BT[..., None], 0.0)
+        head_sampler_BTK = head_sampler_BTK.to(dtype).where(mask_BT[..., None], -torch.inf)
+    terms = Terms(
+        logprobs_BT=pi_BT,
+        sampler_BT=mu_BT,
+        log_r_BT=log_ratio(pi_BT, anchor_BT, mask_BT),
+        log_u_BT=log_ratio(pi_BT, mu_BT, mask_BT),
+        advantages_BT=part.advantages_BT.to(dtype),
+        mask_BT=mask_BT,
+        head_BTK=head_BTK,
+        head_sampler_BTK=head_sampler_BTK,
+    )
+    return terms, log_ratio(rho_top_BT, mu_BT, mask_BT)
+
+
+def _centring(spec: Objective, terms: Terms, corrected: Corrected) -> Tensor:
+    head_BTK, head_sampler_BTK = (
+        _need(terms.head_BTK, "head_BTK"),
+        _need(terms.head_sampler_BTK, "head_sampler_BTK"),
+    )
+    extra_BT = centring_loss(
+        terms.advantages_BT, head_BTK, head_sampler_BTK, spec.correction, spec.cap_high, spec.cap_low
+    )
+    return extra_BT.where(corrected.keep_BT, 0.0)
+
+
+def _kl(spec: Objective, part: Prepared, terms: Terms, corrected: Corrected) -> Tensor | None:
+    """KL of each token to the reference [B, T], where a reference was given."""
+    if part.reference_BT is None:
+        if spec.kl_beta != 0:
+            raise ValueError("kl_beta needs reference_BT, which the batch does not hold")
+        return None
+    ratio_BT = terms.log_r_BT.detach().exp() * corrected.weight_BT
+    reference_BT = part.reference_BT.to(ratio_BT.dtype)
+    return kl_penalty(
+        spec.kl_kind, terms.logprobs_BT, reference_BT, ratio_BT, part.fresh_BT, spec.kl_coeff_clamp
+    )
+
+
+def _need(value: Tensor | None, name: str) -> Tensor:
+    if value is None:
+        raise ValueError(f"the objective needs {name}, which was not given")
+    return value

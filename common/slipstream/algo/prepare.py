@@ -1,0 +1,280 @@
+"""Once per step, on the *global* batch: rewards to advantages, masks and scales; then cut into micro-batches.
+
+Everything that depends on the batch as a whole is settled here, so that `objective` may be called on any
+slices, in any order, on any rank. Batches are padded [B, T] over *completion tokens only*, masks come from
+lengths.
+Shapes: B samples, T completion tokens, K reward components or head ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.algo import advantages as adv
+from slipstream.algo.aggregation import token_scales
+from slipstream.algo.finite import require_finite
+from slipstream.algo.kl import kl_value_and_coefficient
+from slipstream.algo.masks import fresh_tokens, second_moment_kept
+from slipstream.algo.metrics import Tally
+from slipstream.algo.shaping import shape_rewards
+from slipstream.algo.spec import Objective
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The global batch as the learner received it; log-probabilities are natural logs.
+
+    `rewards_B` float64 with NaN for unscored (`advantages.reward_tensor`), `groups_B` integer group ids,
+    `lengths_B` completion lengths. Optional: `sampler_BT` log mu; `mask_BT` False where a token was not sampled
+    (such as a tool's answer); `truncated_B` cut off at the limit; `ages_BT` in versions with `max_age`
+    the bound of token masking (None: no masking); `proximal_BT`, `reference_BT` logprobs of those policies;
+    `components_BK` with `component_weights_K`; `head_sampler_BTK` logprobs of the sampler's top-k ids (-inf
+    pads); `given_B` advantages computed elsewhere.
+    """
+
+    rewards_B: Tensor
+    groups_B: Tensor
+    lengths_B: Tensor
+    sampler_BT: Tensor | None = None
+    mask_BT: Tensor | None = None
+    truncated_B: Tensor | None = None
+    ages_BT: Tensor | None = None
+    max_age: int | None = None
+    proximal_BT: Tensor | None = None
+    reference_BT: Tensor | None = None
+    components_BK: Tensor | None = None
+    component_weights_K: Tensor | None = None
+    head_sampler_BTK: Tensor | None = None
+    given_B: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `objective` needs of each sample; cut with `rows`, move with `to`.
+
+    `mask_BT` tokens in the loss, `keep_BT` those of them that may have weight (inside the age bound, not
+    trimmed), `fresh_BT` inside the age bound, `scale_BT` the aggregation's factor on a token's loss, global
+    denominators included. `gradient_B` is False for samples that cannot change the gradient: skip their
+    forward. `tally` is already that of the whole batch: merge it once, after ranks are reduced.
+    """
+
+    advantages_BT: Tensor
+    mask_BT: Tensor
+    fresh_BT: Tensor
+    keep_BT: Tensor
+    scale_BT: Tensor
+    gradient_B: Tensor
+    index_B: Tensor
+    tally: Tally
+    sampler_BT: Tensor | None = None
+    proximal_BT: Tensor | None = None
+    reference_BT: Tensor | None = None
+    ages_BT: Tensor | None = None
+    head_sampler_BTK: Tensor | None = None
+
+    @property
+    def trainable(self) -> bool:
+        """Whether any sample can change the gradient; if not, there is no step and no new version."""
+        return bool(self.gradient_B.any())
+
+    def rows(self, index: Tensor) -> Prepared:
+        """The samples at `index` (integers or booleans), trimmed to the longest of them."""
+        chosen = self._map(lambda tensor: tensor[index])
+        width = int(chosen.mask_BT.any(0).nonzero().max()) + 1 if bool(chosen.mask_BT.any()) else 0
+        return chosen._map(lambda tensor: tensor if tensor.dim() == 1 else tensor[:, :width])
+
+    def to(self, device: torch.device | str) -> Prepared:
+        """The same on another device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Prepared:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {n: change(v) for n, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
+
+
+def length_mask(lengths_B: Tensor, width: int) -> Tensor:
+    """True for the first `lengths_B` positions [B, width]; ids never decide, so pad may equal eos."""
+    return torch.arange(width, device=lengths_B.device) < lengths_B[:, None]
+
+
+def prepare(spec: Objective, batch: Batch) -> Prepared:
+    """Advantages, masks and scales of a global batch.
+
+    A group with fewer than two scored samples is dropped where the advantage needs a group. Unscored samples
+    and, if asked for, truncated ones leave the loss and its denominators.
+
+    Raises:
+        NonFiniteError: A log-probability inside the mask is NaN or infinite; names the sample.
+        ValueError: The objective needs something that the batch lacks, or an age is negative.
+    """
+    raw_B = batch.rewards_B if batch.given_B is None else batch.given_B
+    dropped_B = _lone(spec, raw_B, batch.groups_B)
+    rewards_B = shape_rewards(spec, raw_B.double(), batch.groups_B, batch.lengths_B).where(
+        ~dropped_B, torch.nan
+    )
+    mask_BT = _loss_mask(spec, batch, rewards_B.isfinite())
+    _check(batch, mask_BT)
+    advantages_BT = _advantages(spec, batch, rewards_B, mask_BT)
+    fresh_BT = mask_BT
+    if batch.max_age is not None:
+        fresh_BT = mask_BT & fresh_tokens(_need(batch.ages_BT, "ages_BT"), mask_BT, batch.max_age)
+    prepared = Prepared(
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
+        fresh_BT=fresh_BT,
+        keep_BT=fresh_BT,
+        scale_BT=token_scales(spec.aggregation, mask_BT, batch.groups_B, spec.horizon),
+        gradient_B=_gradient(spec, fresh_BT, fresh_BT, advantages_BT),
+        index_B=torch.arange(len(mask_BT), device=mask_BT.device),
+        tally=_tally(batch, raw_B, mask_BT, fresh_BT),
+        sampler_BT=batch.sampler_BT,
+        reference_BT=batch.reference_BT,
+        ages_BT=batch.ages_BT,
+        head_sampler_BTK=batch.head_sampler_BTK,
+    )
+    return prepared if batch.proximal_BT is None else add_proximal(spec, prepared, batch.proximal_BT)
+
+
+def add_proximal(spec: Objective, prepared: Prepared, proximal_BT: Tensor) -> Prepared:
+    """The same with the proximal policy's logprobs, and M2PO's trimming, which needs them of the whole batch.
+
+    Rows that `proximal_rows` leaves out may hold anything.
+
+    Raises:
+        NonFiniteError: A log-probability inside the mask is NaN or infinite; names the sample.
+    """
+    rows_B = proximal_rows(spec, prepared)
+    looked_BT = prepared.keep_BT & rows_B[:, None]
+    require_finite("proximal", proximal_BT, looked_BT, prepared.index_B)
+    keep_BT = prepared.keep_BT
+    if spec.m2po_tau is not None:
+        sampler_BT = _need(prepared.sampler_BT, "sampler_BT")
+        keep_BT = second_moment_kept(sampler_BT, proximal_BT, looked_BT, spec.m2po_tau)
+    gradient_B = _gradient(spec, prepared.fresh_BT, keep_BT, prepared.advantages_BT)
+    proximal_BT = proximal_BT.where(rows_B[:, None], 0.0)
+    return replace(prepared, proximal_BT=proximal_BT, keep_BT=keep_BT, gradient_B=gradient_B)
+
+
+def proximal_rows(spec: Objective, prepared: Prepared) -> Tensor:
+    """Samples [B] that a proximal pass must cover: M2PO trims over all, others need the trained ones."""
+    return prepared.keep_BT.any(1) if spec.m2po_tau is not None else prepared.gradient_B
+
+
+def _lone(spec: Objective, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+    """Samples of groups with fewer than two scored members, if the advantage needs a group [B]."""
+    if spec.advantage not in adv.GROUPED:
+        return torch.zeros_like(groups_B, dtype=torch.bool)
+    return adv.Groups(rewards_B, groups_B).size_B < 2
+
+
+def _loss_mask(spec: Objective, batch: Batch, scored_B: Tensor) -> Tensor:
+    width = batch.sampler_BT.shape[1] if batch.sampler_BT is not None else int(batch.lengths_B.max())
+    mask_BT = length_mask(batch.lengths_B, width) & scored_B[:, None]
+    if batch.mask_BT is not None:
+        mask_BT = mask_BT & batch.mask_BT
+    if spec.mask_truncated:
+        mask_BT = mask_BT & ~_need(batch.truncated_B, "truncated_B")[:, None]
+    return mask_BT
+
+
+def _check(batch: Batch, mask_BT: Tensor) -> None:
+    index_B = torch.arange(len(mask_BT), device=mask_BT.device)
+    for name, values_BT in (("sampler", batch.sampler_BT), ("reference", batch.reference_BT)):
+        if values_BT is not None:
+            require_finite(name, values_BT, mask_BT, index_B)
+
+
+def _advantages(spec: Objective, batch: Batch, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+    """Advantages of every token, float64 [B, T], 0 outside the mask."""
+    penalty_BT = _reward_penalty(spec, batch, mask_BT)
+    if spec.advantage in ("reinforce", "reinforce_baseline"):
+        baseline = spec.advantage == "reinforce_baseline"
+        values_BT = adv.reinforce(
+            rewards_B, batch.groups_B, mask_BT, penalty_BT, baseline, spec.std, spec.std_epsilon
+        )
+    else:
+        if penalty_BT is not None:
+            rewards_B = rewards_B - penalty_BT.sum(1)
+        values_BT = _sample_advantages(spec, batch, rewards_B)[:, None].expand(mask_BT.shape)
+    if spec.advantage_clamp is not None:
+        values_BT = values_BT.clamp(-spec.advantage_clamp, spec.advantage_clamp)
+    return values_BT.where(mask_BT, 0.0)
+
+
+def _sample_advantages(spec: Objective, batch: Batch, rewards_B: Tensor) -> Tensor:
+    groups_B = batch.groups_B
+    match spec.advantage:
+        case "grpo":
+            return adv.grpo(rewards_B, groups_B, spec.std, spec.std_epsilon)
+        case "mean_only":
+            return adv.mean_only(rewards_B, groups_B)
+        case "rloo":
+            return adv.rloo(rewards_B, groups_B)
+        case "batch_scaled":
+            return adv.batch_scaled(rewards_B, groups_B, spec.std, spec.std_epsilon)
+        case "gdpo":
+            components_BK = _need(batch.components_BK, "components_BK")
+            weights_K = batch.component_weights_K
+            weights_K = torch.ones(components_BK.shape[1]) if weights_K is None else weights_K
+            return adv.gdpo(components_BK, weights_K, groups_B, rewards_B, spec.std, spec.std_epsilon)
+        case "gopo":
+            return adv.gopo(rewards_B, groups_B)
+        case "maxrl":
+            return adv.maxrl(rewards_B, groups_B)
+        case "given":
+            return _need(batch.given_B, "given_B").double().nan_to_num(0.0)
+    raise ValueError(f"advantage {spec.advantage!r} is unknown")
+
+
+def _reward_penalty(spec: Objective, batch: Batch, mask_BT: Tensor) -> Tensor | None:
+    """beta KL of each token for KL in the reward, of the proximal policy if there, else of the sampler."""
+    if spec.kl_beta == 0 or spec.kl_place != "reward":
+        return None
+    policy_BT = batch.proximal_BT if batch.proximal_BT is not None else _need(batch.sampler_BT, "sampler_BT")
+    reference_BT = _need(batch.reference_BT, "reference_BT")
+    z_BT = (reference_BT - policy_BT).double().where(mask_BT, 0.0)
+    return spec.kl_beta * kl_value_and_coefficient(spec.kl_kind, z_BT, torch.ones_like(z_BT))[0]
+
+
+def _gradient(spec: Objective, fresh_BT: Tensor, keep_BT: Tensor, advantages_BT: Tensor) -> Tensor:
+    """Samples [B] that can change the gradient."""
+    if (spec.kl_beta != 0 and spec.kl_place == "loss") or spec.entropy_coeff != 0:
+        return fresh_BT.any(1)
+    return (keep_BT & ((advantages_BT != 0) | (spec.loss == "dro"))).any(1)
+
+
+def _tally(batch: Batch, rewards_B: Tensor, mask_BT: Tensor, fresh_BT: Tensor) -> Tally:
+    groups = adv.Groups(rewards_B, batch.groups_B)
+    scored_B, tied_B = groups.scored_B, groups.tied_B
+    share_B = scored_B / groups.size_B.clamp(min=1)  # adds up to 1 over the scored members of a group
+    counted = share_B.sum()
+    sums: dict[str, Tensor | float] = {
+        "tokens_batch": mask_BT.sum(),
+        "sequences_batch": mask_BT.any(1).sum(),
+        "masked_age": (mask_BT & ~fresh_BT).sum(),
+        "groups": counted,
+        "tied_groups": share_B[tied_B].sum(),
+        "right_groups": share_B[tied_B & (groups.high_B > 0)].sum(),
+        "wrong_groups": share_B[tied_B & (groups.high_B <= 0)].sum(),
+        "dropped_groups": groups.count - share_B[groups.size_B > 1].sum(),
+        "unscored": (~scored_B).sum(),
+        "samples": float(len(rewards_B)),
+        "scored": scored_B.sum(),
+        "rewards": groups.rewards_B.sum(),
+        "lengths": batch.lengths_B.sum(),
+    }
+    if batch.truncated_B is not None:
+        sums["truncated"] = batch.truncated_B.sum()
+    return Tally.of(sums, {"lengths": batch.lengths_B.max()} if len(batch.lengths_B) else {})
+
+
+def _need(value: Tensor | None, name: str) -> Tensor:
+    if value is None:
+        raise ValueError(f"the objective needs {name}, which the batch does not hold")
+    return value
