@@ -1,0 +1,158 @@
+"""The book's sums, the conservation equation, and the comparison that an audit makes. No redis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from slipstream.ledger.records import OPEN_STATES, STATES
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """Groups and tokens by state; dropped and failed also by reason.
+
+    `issued` is the number of tickets ever issued. `tokens_in` are the tokens ever recorded, `tokens_discarded`
+    those of attempts that were given up for another attempt.
+    """
+
+    issued: int
+    groups: dict[str, int]
+    tokens: dict[str, int]
+    dropped: dict[str, int]
+    failed: dict[str, int]
+    tokens_in: int
+    tokens_discarded: int
+
+    @classmethod
+    def read(cls, issued: int, counters: Mapping[str, str]) -> Counts:
+        """Build from the ledger's counters, whose names are `groups:STATE[:REASON]` and `tokens:…`."""
+        sums: dict[str, dict[str, int]] = {what: dict.fromkeys(STATES, 0) for what in ("groups", "tokens")}
+        reasons: dict[str, dict[str, int]] = {"dropped": {}, "failed": {}}
+        for name, value in counters.items():
+            what, _, label = name.partition(":")
+            if what not in sums:
+                continue
+            state, _, reason = label.partition(":")
+            sums[what][state] += int(value)
+            if what == "groups" and reason and int(value):
+                reasons[state][reason] = int(value)
+        return cls(
+            issued=issued,
+            groups=sums["groups"],
+            tokens=sums["tokens"],
+            dropped=reasons["dropped"],
+            failed=reasons["failed"],
+            tokens_in=int(counters.get("tokens_in", 0)),
+            tokens_discarded=int(counters.get("tokens_discarded", 0)),
+        )
+
+    @property
+    def open(self) -> int:
+        """Groups that count against the admission cap."""
+        return sum(self.groups[state] for state in OPEN_STATES)
+
+    def conservation(self) -> Conservation:
+        """The equation of promise 1, in groups and in tokens."""
+        return Conservation(
+            groups=(self.issued, sum(self.groups.values())),
+            tokens=(self.tokens_in, sum(self.tokens.values()) + self.tokens_discarded),
+            line=self._line(),
+        )
+
+    def _line(self) -> str:
+        def part(name: str, *states: str) -> str:
+            groups = sum(self.groups[state] for state in states)
+            tokens = sum(self.tokens[state] for state in states)
+            return f"{name} {groups} ({tokens} tokens)"
+
+        parts = [
+            part("in flight", "issued", "rolling"),
+            part("scored", "scored"),
+            part("buffered", "buffered", "taken"),
+            part("trained", "trained"),
+            part("dropped", "dropped") + _reasons(self.dropped),
+            part("failed", "failed") + _reasons(self.failed),
+        ]
+        discarded = f" + discarded attempts ({self.tokens_discarded} tokens)" if self.tokens_discarded else ""
+        return f"issued {self.issued} ({self.tokens_in} tokens) = " + " + ".join(parts) + discarded
+
+
+class Conservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Left and right side of the equation, in groups and in tokens, and the equation as a line to print."""
+
+    groups: tuple[int, int]
+    tokens: tuple[int, int]
+    line: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether both sides are equal, in groups and in tokens."""
+        return self.groups[0] == self.groups[1] and self.tokens[0] == self.tokens[1]
+
+
+class Book(msgspec.Struct, frozen=True, array_like=True):
+    """What the ledger says of itself: counters, sums of what is folded, sizes of its indexes.
+
+    `bits` are (label, tickets set in that bitmap).
+    """
+
+    issued: int
+    counters: list[str]
+    folded: list[str]
+    bits: list[tuple[str, int]]
+    waiting: int
+    flying: int
+    deadlines: int
+
+
+class Audit(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a scan: the counts it found, and every way in which the book disagrees with itself."""
+
+    counts: Counts
+    problems: list[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the book agrees with its records."""
+        return not self.problems
+
+
+def compare(book: Book, scanned: Mapping[str, int]) -> Audit:
+    """Compare counters, bitmaps and indexes with what a scan of the records found."""
+    counters = dict(zip(book.counters[::2], map(int, book.counters[1::2]), strict=True))
+    folded = dict(zip(book.folded[::2], map(int, book.folded[1::2]), strict=True))
+    counted = Counter(scanned)
+    counted.update(folded)
+    names = {name for name in counters if ":" in name} | set(counted)
+    problems = [
+        f"{name}: counter {counters.get(name, 0)}, records {counted[name]}"
+        for name in sorted(names)
+        if counters.get(name, 0) != counted[name]
+    ]
+    problems += [
+        f"bitmap {label}: {bits} tickets, {folded.get('groups:' + label, 0)} folded"
+        for label, bits in book.bits
+        if bits != folded.get("groups:" + label, 0)
+    ]
+    flying = counted["groups:rolling"] + counted["groups:scored"]
+    indexes = [
+        ("retry queue", book.waiting, counted["groups:issued"]),
+        ("flight index", book.flying, flying),
+        ("deadlines", book.deadlines, flying),
+    ]
+    problems += [f"{name}: {size} tickets, records {want}" for name, size, want in indexes if size != want]
+    tallies = {name: str(value) for name, value in counted.items()}
+    tallies |= {name: str(value) for name, value in counters.items() if ":" not in name}
+    counts = Counts.read(book.issued, tallies)
+    conservation = counts.conservation()
+    if not conservation.holds:
+        problems.append("not conserved: " + conservation.line)
+    return Audit(counts=counts, problems=problems)
+
+
+def _reasons(by_reason: Mapping[str, int]) -> str:
+    if not by_reason:
+        return ""
+    return " [" + ", ".join(f"{reason} {count}" for reason, count in sorted(by_reason.items())) + "]"

@@ -1,0 +1,898 @@
+-- The book of a run. Every transition of a ticket, a member, a step or an evaluation is one function of this
+-- library, so it happens whole or not at all, and the counters change in the same instant as the records.
+--
+-- The client puts two lines in front: the library's name and RELEASE, the digest of this text, which also
+-- begins every function's name. Two releases can therefore serve their own processes on one server.
+--
+-- A refusal must come before the first write of a function: the server does not undo writes.
+-- (Returning what has expired is a transition of its own and may precede a refusal.)
+--
+-- Keys, all behind `slipstream:{RUN}:`, hence in one slot:
+--   run         hash  terms, cursor (next), version, step, status
+--   t:N         hash  record of ticket N, from its first admission until it is folded
+--   records     zset  numbers of the tickets that have a record
+--   counts      hash  groups:LABEL, tokens:LABEL; LABEL is a state, with its reason once dropped or failed
+--   retry       zset  issued tickets that wait for another attempt, by the time they may start
+--   flight      zset  rolling and scored tickets, by the version they were admitted at
+--   deadlines   zset  rolling and scored tickets, by deadline
+--   step:S      set   tickets taken or trained in step S;  steps: zset of such S
+--   closed      list  dropped and failed tickets that are not folded yet, oldest first
+--   bits:LABEL  str   bitmap of the folded tickets of that outcome: one bit a ticket, however scattered
+--   folded      hash  groups:LABEL, tokens:LABEL of what the bitmaps hold
+--   folds       list  the newest folds, so that buffers can delete rows
+--   alive       zset  live members by expiry;  m:ID hash, owned:ID set of tickets, granted:ID list
+--   retired     zset  incarnations that were replaced and may not come back
+--   evals       zset  evaluations in order;  e:JOB hash, e:JOB:back set, e:JOB:claims and e:JOB:results hash,
+--                     items:ID set of what a member has claimed
+--   manifest    hash  newest announced version and its manifest
+--   lost        list  versions that a learner's restart took out of the line of descent
+--   changed     list  terms that a resume changed
+
+local KEEP_CLOSED = 1024      -- dropped or failed records kept, so that a repeated call gets its answer
+local FOLD_BATCH = 256        -- of them folded at once, so that one drop in 256 pays for it
+local KEEP_FOLDS = 64         -- folds listed one by one; a buffer that is further behind reads the bitmaps
+local KEEP_RETIRED = 10000
+local EXPIRE_BATCH = 1000     -- bounds the time of one call
+local BACKOFF_MS = 1000
+
+local FIXED = {'run_id', 'dataset_fingerprint', 'prompts', 'seed'}
+local NUMERIC = {
+  attempt = true, tries = true, admitted = true, deadline = true, oldest = true, newest = true, tokens = true,
+  informative = true, step = true, next = true, version = true, durable_step = true, max_staleness = true,
+  cap = true, max_attempts = true, end_ticket = true, ticket_deadline_ms = true, attempt_base = true,
+  changes = true, folds = true, grant = true, eval_grant = true, ttl_ms = true, items = true,
+  min_version = true, pinned = true,
+}
+
+-- Of the call being served; the server serves one call at a time.
+local prefix, now
+
+local function key(name) return prefix .. name end
+
+local function refuse(code, message) error({code = code, message = message}) end
+
+local function define(name, flags, body)
+  redis.register_function{
+    function_name = RELEASE .. '_' .. name,
+    flags = flags,
+    callback = function(keys, args)
+      prefix = keys[1]
+      now = tonumber(args[1])
+      if not now then
+        local time = redis.call('TIME')
+        now = time[1] * 1000 + math.floor(time[2] / 1000)
+      end
+      local values = cmsgpack.unpack(args[2])
+      for i = 3, #args do values[#values + 1] = args[i] end
+      local ok, reply, blobs = pcall(body, unpack(values))
+      if ok then return {'OK', cmsgpack.pack(reply), unpack(blobs or {})} end
+      if type(reply) == 'table' and reply.code then return {reply.code, reply.message} end
+      error(reply)
+    end,
+  }
+end
+
+local READS = {'no-writes'}
+local WRITES = {'allow-oom'}   -- what frees memory or finishes work goes on when the server is full
+local GROWS = {}               -- what starts work is refused then
+
+local function hash(name)
+  local flat = redis.call('HGETALL', key(name))
+  if #flat == 0 then return nil end
+  local fields = {}
+  for i = 1, #flat, 2 do
+    fields[flat[i]] = NUMERIC[flat[i]] and tonumber(flat[i + 1]) or flat[i + 1]
+  end
+  return fields
+end
+
+local function numbers(command, ...)
+  local found = redis.call(command, ...)
+  for i = 1, #found do found[i] = tonumber(found[i]) end
+  return found
+end
+
+local function sorted_members(name)
+  local found = numbers('SMEMBERS', key(name))
+  table.sort(found)
+  return found
+end
+
+local function opened()
+  return hash('run') or refuse('NOTOPEN', 'the run is not open in this ledger')
+end
+
+---------------------------------------------------------------------------------------------------- records
+
+local function read(number)
+  local record = hash('t:' .. number)
+  if record then record.number = number end
+  return record
+end
+
+local function label_of(record)
+  if record.reason ~= '' then return record.state .. ':' .. record.reason end
+  return record.state
+end
+
+local function count(record, sign)
+  local label = label_of(record)
+  redis.call('HINCRBY', key('counts'), 'groups:' .. label, sign)
+  if record.tokens > 0 then redis.call('HINCRBY', key('counts'), 'tokens:' .. label, sign * record.tokens) end
+  redis.call('HINCRBY', key('run'), 'changes', 1)
+end
+
+local function write(record)
+  local flat = {}
+  for field, value in pairs(record) do
+    if field ~= 'number' then flat[#flat + 1] = field; flat[#flat + 1] = value end
+  end
+  redis.call('HSET', key('t:' .. record.number), unpack(flat))
+end
+
+-- The one way a record changes its state: counters and record together.
+local function move(record, state, changes)
+  count(record, -1)
+  record.state = state
+  for field, value in pairs(changes or {}) do record[field] = value end
+  count(record, 1)
+  write(record)
+end
+
+local function create(number, run)
+  local record = {
+    number = number, state = 'issued', attempt = run.attempt_base, tries = 0, owner = '', admitted = 0,
+    deadline = 0, oldest = 0, newest = 0, tokens = 0, informative = 0, shard = '', step = 0, reason = '',
+    answered = '',
+  }
+  redis.call('ZADD', key('records'), number, number)
+  count(record, 1)
+  return record
+end
+
+-- The record of a ticket, if this attempt still holds it.
+local function held(number, attempt)
+  local record = read(number)
+  if not record then
+    if number >= opened().next then refuse('LEDGER', 'ticket ' .. number .. ' was never issued') end
+    refuse('FENCED', 'ticket ' .. number .. ' is closed for good')
+  end
+  if record.attempt ~= attempt then
+    refuse('FENCED', string.format('ticket %d is at attempt %d, not %d', number, record.attempt, attempt))
+  end
+  return record
+end
+
+local function note_tokens(record, tokens)
+  redis.call('HINCRBY', key('counts'), 'tokens_in', tokens - record.tokens)
+end
+
+local function leave_flight(record)
+  redis.call('ZREM', key('flight'), record.number)
+  redis.call('ZREM', key('deadlines'), record.number)
+  redis.call('SREM', key('owned:' .. record.owner), record.number)
+end
+
+-- A folded ticket keeps one bit: its outcome. The record goes.
+local function fold(tickets)
+  if #tickets == 0 then return end
+  for _, number in ipairs(tickets) do
+    local record = read(number)
+    local label = label_of(record)
+    redis.call('SETBIT', key('bits:' .. label), number, 1)
+    redis.call('HINCRBY', key('folded'), 'groups:' .. label, 1)
+    redis.call('HINCRBY', key('folded'), 'tokens:' .. label, record.tokens)
+    redis.call('DEL', key('t:' .. number))
+    redis.call('ZREM', key('records'), number)
+  end
+  redis.call('RPUSH', key('folds'), cmsgpack.pack(tickets))
+  redis.call('LTRIM', key('folds'), -KEEP_FOLDS, -1)
+  redis.call('HINCRBY', key('run'), 'folds', 1)
+  redis.call('HINCRBY', key('run'), 'changes', 1)
+end
+
+local function folded_labels()
+  local labels = {}
+  for _, field in ipairs(redis.call('HKEYS', key('folded'))) do
+    local label = string.match(field, '^groups:(.*)$')
+    if label then labels[#labels + 1] = label end
+  end
+  return labels
+end
+
+local function close(record, state, reason)
+  leave_flight(record)
+  move(record, state, {reason = reason, owner = ''})
+  if redis.call('RPUSH', key('closed'), record.number) > KEEP_CLOSED then
+    fold(numbers('LPOP', key('closed'), FOLD_BATCH))
+  end
+end
+
+-- Back to the retry queue under a new attempt. `blamed`: the attempt counts against the ticket's limit.
+local function reissue(record, run, reason, wait_ms, blamed)
+  if blamed and record.tries + 1 >= run.max_attempts then return close(record, 'failed', reason) end
+  leave_flight(record)
+  redis.call('HINCRBY', key('counts'), 'tokens_discarded', record.tokens)
+  move(record, 'issued', {
+    attempt = record.attempt + 1, tries = record.tries + (blamed and 1 or 0), owner = '', tokens = 0,
+    oldest = 0, newest = 0, informative = 0, shard = '',
+  })
+  redis.call('ZADD', key('retry'), now + wait_ms, record.number)
+end
+
+---------------------------------------------------------------------------------------------------- members
+
+local function return_items(id)
+  for _, item in ipairs(redis.call('SMEMBERS', key('items:' .. id))) do
+    local job, index = string.match(item, '^(.*):(%d+)$')
+    if redis.call('HGET', key('e:' .. job .. ':claims'), index) == id then
+      redis.call('HDEL', key('e:' .. job .. ':claims'), index)
+      redis.call('SADD', key('e:' .. job .. ':back'), index)
+    end
+  end
+end
+
+local function return_tickets(id, blamed)
+  local tickets = sorted_members('owned:' .. id)
+  if #tickets == 0 then return end
+  local run = opened()
+  for _, number in ipairs(tickets) do reissue(read(number), run, 'lease_lost', 0, blamed) end
+end
+
+-- `blamed` is false for a member that left in order: its tickets are not at fault.
+local function dismiss(id, blamed)
+  return_tickets(id, blamed)
+  return_items(id)
+  redis.call('DEL', key('m:' .. id), key('owned:' .. id), key('granted:' .. id), key('items:' .. id))
+  redis.call('ZREM', key('alive'), id)
+end
+
+local function expire()
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('alive'), '-inf', now, 'LIMIT', 0, EXPIRE_BATCH)) do
+    dismiss(id, true)
+  end
+  local late = numbers('ZRANGEBYSCORE', key('deadlines'), '-inf', now, 'LIMIT', 0, EXPIRE_BATCH)
+  if #late == 0 then return end
+  local run = opened()
+  for _, number in ipairs(late) do reissue(read(number), run, 'deadline', 0, true) end
+end
+
+local function retire(who, incarnation)
+  redis.call('ZADD', key('retired'), now, who .. '\n' .. incarnation)
+  redis.call('ZREMRANGEBYRANK', key('retired'), 0, -KEEP_RETIRED - 1)
+end
+
+local function refuse_retired(who, incarnation)
+  if redis.call('ZSCORE', key('retired'), who .. '\n' .. incarnation) then
+    refuse('FENCED', who .. ' ' .. incarnation .. ' was replaced by a newer process')
+  end
+end
+
+local function live_member(id, incarnation)
+  local member = hash('m:' .. id)
+  if not member then
+    refuse_retired(id, incarnation)
+    refuse('EXPIRED', 'member ' .. id .. ' is not joined, or its lease ran out; join again')
+  end
+  if member.incarnation ~= incarnation then
+    refuse('FENCED', id .. ' ' .. incarnation .. ' was replaced by ' .. member.incarnation)
+  end
+  return member
+end
+
+local function serve(id, member, version)
+  if member.version ~= version then redis.call('HSET', key('m:' .. id), 'version', version) end
+end
+
+define('join', GROWS, function(id, incarnation, ttl_ms, fields)
+  refuse_retired(id, incarnation)
+  expire()
+  local before = hash('m:' .. id)
+  if before and before.incarnation ~= incarnation then
+    retire(id, before.incarnation)
+    dismiss(id, true)
+    before = nil
+  end
+  redis.call('HSET', key('m:' .. id), 'incarnation', incarnation, 'ttl_ms', ttl_ms, unpack(fields))
+  if not before then
+    redis.call('HSET', key('m:' .. id), 'version', -1, 'detail', '{}', 'grant', 0, 'eval_grant', 0)
+  end
+  redis.call('ZADD', key('alive'), now + ttl_ms, id)
+end)
+
+define('heartbeat', WRITES, function(id, incarnation, version, detail)
+  expire()
+  local member = live_member(id, incarnation)
+  redis.call('ZADD', key('alive'), now + member.ttl_ms, id)
+  if version >= 0 then serve(id, member, version) end
+  if detail ~= '' then redis.call('HSET', key('m:' .. id), 'detail', detail) end
+end)
+
+define('leave', WRITES, function(id, incarnation)
+  local member = hash('m:' .. id)
+  if member and member.incarnation == incarnation then dismiss(id, false) end
+end)
+
+define('expire', WRITES, function() expire() end)
+
+define('members', READS, function()
+  local found = {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('alive'), '(' .. now, '+inf')) do
+    local flat = redis.call('HGETALL', key('m:' .. id))
+    flat[#flat + 1] = 'id'
+    flat[#flat + 1] = id
+    found[#found + 1] = flat
+  end
+  return {found}
+end)
+
+---------------------------------------------------------------------------------------------------- the run
+
+local function run_reply()
+  return {
+    redis.call('HGETALL', key('run')),
+    redis.call('LRANGE', key('lost'), 0, -1),
+    redis.call('LRANGE', key('changed'), 0, -1),
+  }
+end
+
+define('state', READS, function()
+  opened()
+  return run_reply()
+end)
+
+define('open_run', GROWS, function(terms, expect_version)
+  local wanted = {}
+  for i = 1, #terms, 2 do wanted[terms[i]] = terms[i + 1] end
+  local run = hash('run')
+  if not run then
+    if expect_version > 0 then
+      refuse('LOST', 'the ledger is empty but the run was at version ' .. expect_version)
+    end
+    redis.call('HSET', key('run'), 'next', 0, 'version', 0, 'step', 0, 'durable_step', 0, 'status', 'running',
+      'finish_reason', '', 'learner', '', 'attempt_base', 0, 'changes', 0, 'folds', 0, 'failures_in_row', 0,
+      'last_failure', '', 'restored', '', unpack(terms))
+    return run_reply()
+  end
+  if run.version < expect_version then
+    refuse('LOST', 'the ledger is at version ' .. run.version .. ', older than version ' .. expect_version)
+  end
+  local differ = {}
+  for _, name in ipairs(FIXED) do
+    if tostring(run[name]) ~= wanted[name] then
+      differ[#differ + 1] = name .. ' is ' .. run[name] .. ' in the ledger and ' .. wanted[name] .. ' here'
+    end
+  end
+  if #differ > 0 then refuse('USER', table.concat(differ, '; ')) end
+  for name, value in pairs(wanted) do
+    if tostring(run[name]) ~= value then
+      redis.call('RPUSH', key('changed'),
+        string.format('%s: %s to %s at step %d', name, tostring(run[name]), value, run.step))
+      redis.call('LTRIM', key('changed'), -100, -1)
+      redis.call('HSET', key('run'), name, value)
+    end
+  end
+  return run_reply()
+end)
+
+define('set_status', WRITES, function(status, reason)
+  local run = opened()
+  if run.status == 'finished' and status ~= 'running' then return {run.status, run.finish_reason} end
+  redis.call('HSET', key('run'), 'status', status, 'finish_reason', reason)
+  return {status, reason}
+end)
+
+---------------------------------------------------------------------------------------------------- tickets
+
+local function open_groups()
+  local found = redis.call('HMGET', key('counts'), 'groups:issued', 'groups:rolling', 'groups:scored',
+    'groups:buffered', 'groups:taken')
+  local total = 0
+  for i = 1, 5 do total = total + (tonumber(found[i]) or 0) end
+  return total
+end
+
+local function ticket_reply(record) return {record.number, record.attempt, record.admitted, record.deadline} end
+
+-- A reply that got lost (the caller was cancelled, the connection broke) is given again.
+local function regrant(id, given)
+  for _, number in ipairs(numbers('LRANGE', key('granted:' .. id), 0, -1)) do
+    local record = read(number)
+    if record and record.state == 'rolling' and record.owner == id then given[#given + 1] = ticket_reply(record) end
+  end
+end
+
+local function start_rolling(record, id, served, run)
+  redis.call('ZREM', key('retry'), record.number)
+  redis.call('ZADD', key('flight'), served, record.number)
+  redis.call('ZADD', key('deadlines'), now + run.ticket_deadline_ms, record.number)
+  redis.call('SADD', key('owned:' .. id), record.number)
+  redis.call('RPUSH', key('granted:' .. id), record.number)
+  move(record, 'rolling', {owner = id, admitted = served, deadline = now + run.ticket_deadline_ms})
+  return ticket_reply(record)
+end
+
+-- A lagging replica starts nothing that would be too old already; one ahead of the ledger serves a version
+-- that this run has not made.
+local function may_start(run, served)
+  return run.status == 'running' and served <= run.version and run.version - served <= run.max_staleness
+end
+
+define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged)
+  local run = opened()
+  expire()
+  local member = live_member(id, incarnation)
+  serve(id, member, served)
+  local given = {}
+  if acknowledged < member.grant then regrant(id, given) end
+  redis.call('DEL', key('granted:' .. id))
+  for _, ticket in ipairs(given) do redis.call('RPUSH', key('granted:' .. id), ticket[1]) end
+  if may_start(run, served) then
+    local again = numbers('ZRANGEBYSCORE', key('retry'), '-inf', now, 'LIMIT', 0, math.max(0, wanted - #given))
+    for _, number in ipairs(again) do given[#given + 1] = start_rolling(read(number), id, served, run) end
+    local room = math.min(wanted - #given, run.cap - open_groups())
+    if run.end_ticket >= 0 then room = math.min(room, run.end_ticket - run.next) end
+    for number = run.next, run.next + room - 1 do
+      given[#given + 1] = start_rolling(create(number, run), id, served, run)
+    end
+    if room > 0 then redis.call('HINCRBY', key('run'), 'next', room) end
+  end
+  if #given == 0 then return {member.grant, given} end   -- an idle poll writes nothing
+  return {redis.call('HINCRBY', key('m:' .. id), 'grant', 1), given}
+end)
+
+local FLIES = {rolling = true, scored = true}
+local OPEN_AND_FREE = {rolling = true, scored = true, buffered = true}
+local STORED = {buffered = true, taken = true, trained = true}
+
+local function refuse_gone(record)
+  refuse('FENCED', string.format('ticket %d attempt %d is %s', record.number, record.attempt, label_of(record)))
+end
+
+define('scored', WRITES, function(number, attempt, tokens)
+  local record = held(number, attempt)
+  if STORED[record.state] or record.state == 'scored' then return end   -- late or repeated: nothing to add
+  if record.state ~= 'rolling' then refuse_gone(record) end
+  note_tokens(record, tokens)
+  local deadline = now + opened().ticket_deadline_ms   -- transport and storing get a deadline of their own
+  redis.call('ZADD', key('deadlines'), deadline, number)
+  move(record, 'scored', {tokens = tokens, deadline = deadline})
+end)
+
+define('buffered', WRITES, function(number, attempt, shard, oldest, newest, tokens, informative)
+  local record = held(number, attempt)
+  if STORED[record.state] then
+    if record.shard == shard and record.oldest == oldest and record.newest == newest
+      and record.tokens == tokens and record.informative == informative then return end
+    refuse('LEDGER', 'ticket ' .. number .. ' is already stored, with other contents')
+  end
+  if not FLIES[record.state] then refuse_gone(record) end
+  local version = opened().version
+  if newest > version or oldest > newest then
+    refuse('STALENESS', string.format('ticket %d is stamped with versions %d to %d, but the learner is at %d',
+      number, oldest, newest, version))
+  end
+  leave_flight(record)
+  note_tokens(record, tokens)
+  move(record, 'buffered', {
+    shard = shard, oldest = oldest, newest = newest, tokens = tokens, informative = informative, owner = '',
+  })
+  redis.call('HSET', key('run'), 'failures_in_row', 0)
+end)
+
+define('fail', WRITES, function(number, attempt, reason, retry, detail)
+  local asked = attempt .. '|' .. reason .. '|' .. retry .. '|'
+  local record = read(number)
+  if record and string.sub(record.answered, 1, #asked) == asked then   -- repeated: the same answer again
+    return {string.match(string.sub(record.answered, #asked + 1), '^(%a+)|(%d+)|(%d+)$')}
+  end
+  record = held(number, attempt)
+  if not OPEN_AND_FREE[record.state] then refuse_gone(record) end
+  local run = opened()
+  local wait = BACKOFF_MS * 2 ^ math.min(record.tries, 16)
+  if retry == 1 then reissue(record, run, reason, wait, true) else close(record, 'failed', reason) end
+  local at = record.state == 'issued' and now + wait or 0
+  local answer = string.format('%s|%d|%d', record.state, record.attempt, at)
+  redis.call('HSET', key('t:' .. number), 'answered', asked .. answer)
+  redis.call('HINCRBY', key('run'), 'failures_in_row', 1)
+  redis.call('HSET', key('run'), 'last_failure', reason .. (detail ~= '' and ': ' .. detail or ''))
+  return {string.match(answer, '^(%a+)|(%d+)|(%d+)$')}
+end)
+
+define('drop', WRITES, function(number, attempt, reason, tokens)
+  local record = held(number, attempt)
+  if record.state == 'dropped' and record.reason == reason then return end
+  if not OPEN_AND_FREE[record.state] then refuse_gone(record) end
+  if tokens >= 0 then note_tokens(record, tokens); count(record, -1); record.tokens = tokens; count(record, 1) end
+  close(record, 'dropped', reason)
+end)
+
+-- Open groups that are not stored yet and would be over the bound at `version`.
+define('outstanding_over', READS, function(version, exclude)
+  local below = '(' .. (version - opened().max_staleness)
+  local over = redis.call('ZCOUNT', key('flight'), '-inf', below)
+  for _, number in ipairs(exclude) do
+    local admitted = tonumber(redis.call('ZSCORE', key('flight'), number) or nil)
+    if admitted and version - admitted > opened().max_staleness then over = over - 1 end
+  end
+  return over
+end)
+
+---------------------------------------------------------------------------------------------------- steps
+
+local function run_of(learner)
+  local run = opened()
+  if run.learner ~= learner then
+    refuse('FENCED', 'learner ' .. learner .. ' does not hold the run; ' .. run.learner .. ' does')
+  end
+  return run
+end
+
+local function to_buffered(step)
+  for _, number in ipairs(sorted_members('step:' .. step)) do
+    move(read(number), 'buffered', {step = 0})
+  end
+  redis.call('DEL', key('step:' .. step))
+  redis.call('ZREM', key('steps'), step)
+end
+
+define('claim_learner', WRITES, function(learner)
+  local run = opened()
+  refuse_retired('learner', learner)
+  if run.learner ~= '' and run.learner ~= learner then retire('learner', run.learner) end
+  redis.call('HSET', key('run'), 'learner', learner)
+  return run_reply()
+end)
+
+define('take', WRITES, function(step, tickets, learner)
+  local run = run_of(learner)
+  if step ~= run.step + 1 then
+    refuse('LEDGER', 'step ' .. step .. ' cannot be taken, the next step is ' .. (run.step + 1))
+  end
+  expire()
+  local taken, refused = {}, {}
+  for _, ticket in ipairs(tickets) do
+    local number, attempt = ticket[1], ticket[2]
+    local record = read(number)
+    local fits = record and record.attempt == attempt
+    if fits and record.state == 'buffered' then
+      move(record, 'taken', {step = step})
+      redis.call('SADD', key('step:' .. step), number)
+      redis.call('ZADD', key('steps'), step, step)
+    end
+    if fits and record.state == 'taken' then
+      taken[#taken + 1] = ticket
+    else
+      local why = not record and 'closed' or not fits and 'fenced' or label_of(record)
+      refused[#refused + 1] = {number, attempt, why}
+    end
+  end
+  return {taken, refused}
+end)
+
+define('untake', WRITES, function(step, learner)
+  local run = run_of(learner)
+  if step <= run.step then refuse('LEDGER', 'step ' .. step .. ' is committed; a rollback undoes it') end
+  to_buffered(step)
+end)
+
+define('commit', WRITES, function(step, version, learner)
+  local run = run_of(learner)
+  if step == run.step and version == run.version then return run_reply() end   -- repeated
+  if step ~= run.step + 1 then
+    refuse('LEDGER', 'step ' .. step .. ' cannot be committed, the next step is ' .. (run.step + 1))
+  end
+  if version ~= run.version and version ~= run.version + 1 then
+    refuse('LEDGER', 'version ' .. version .. ' cannot follow version ' .. run.version)
+  end
+  local tickets = sorted_members('step:' .. step)
+  if #tickets == 0 then refuse('LEDGER', 'step ' .. step .. ' has taken no groups') end
+  for _, number in ipairs(tickets) do move(read(number), 'trained') end
+  redis.call('HSET', key('run'), 'step', step, 'version', version)
+  return run_reply()
+end)
+
+define('advance_version', WRITES, function(version, learner)
+  local run = run_of(learner)
+  if version < run.version then
+    refuse('LEDGER', 'version ' .. version .. ' is behind the ledger, which is at ' .. run.version)
+  end
+  redis.call('HSET', key('run'), 'version', version)
+end)
+
+define('durable', WRITES, function(step, learner)
+  local run = run_of(learner)
+  if step > run.step then refuse('LEDGER', 'step ' .. step .. ' is not committed, the run is at ' .. run.step) end
+  for _, done in ipairs(numbers('ZRANGEBYSCORE', key('steps'), '-inf', step)) do
+    fold(sorted_members('step:' .. done))
+    redis.call('DEL', key('step:' .. done))
+    redis.call('ZREM', key('steps'), done)
+  end
+  if step > run.durable_step then redis.call('HSET', key('run'), 'durable_step', step) end
+end)
+
+define('rollback', WRITES, function(step, version, learner)
+  local run = run_of(learner)
+  if step < run.durable_step then
+    refuse('LEDGER', 'step ' .. step .. ' is before step ' .. run.durable_step .. ', which is durable')
+  end
+  if step > run.step then refuse('LEDGER', 'step ' .. step .. ' is not committed, the run is at ' .. run.step) end
+  for _, undone in ipairs(numbers('ZRANGEBYSCORE', key('steps'), '(' .. step, '+inf')) do to_buffered(undone) end
+  if step < run.step then
+    redis.call('HSET', key('run'), 'step', step)
+    if version < run.version then redis.call('RPUSH', key('lost'), (version + 1) .. '-' .. run.version) end
+  end
+  return run_reply()
+end)
+
+-- Tickets folded since fold number `since`: one by one while they are listed, else as bitmaps.
+define('folded', READS, function(since)
+  local folds = opened().folds
+  local listed = redis.call('LRANGE', key('folds'), 0, -1)
+  local first = folds - #listed
+  if since < first then
+    local bitmaps = {}
+    for i, label in ipairs(folded_labels()) do bitmaps[i] = redis.call('GET', key('bits:' .. label)) end
+    return {folds, {}}, bitmaps
+  end
+  local tickets = {}
+  for i = since - first + 1, #listed do
+    for _, number in ipairs(cmsgpack.unpack(listed[i])) do tickets[#tickets + 1] = number end
+  end
+  return {folds, tickets}
+end)
+
+define('announce', GROWS, function(version, learner, manifest)
+  local run = run_of(learner)
+  local announced = tonumber(redis.call('HGET', key('manifest'), 'version') or -1)
+  if version < announced then
+    refuse('LEDGER', 'version ' .. version .. ' cannot be announced after version ' .. announced)
+  end
+  if version > run.version then
+    refuse('LEDGER', 'version ' .. version .. ' is not committed, the run is at ' .. run.version)
+  end
+  redis.call('HSET', key('manifest'), 'version', version, 'manifest', manifest)
+end)
+
+define('manifest', READS, function()
+  local found = redis.call('HMGET', key('manifest'), 'version', 'manifest')
+  if not found[1] then return -1 end
+  return tonumber(found[1]), {found[2]}
+end)
+
+---------------------------------------------------------------------------------------------------- evaluation
+
+local function unfinished(job, fields)
+  return fields.deadline > now and redis.call('HLEN', key('e:' .. job .. ':results')) < fields.items
+end
+
+local function anyone_serves(version)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('alive'), '(' .. now, '+inf')) do
+    local found = redis.call('HMGET', key('m:' .. id), 'version', 'role')
+    if tonumber(found[1]) == version and found[2] == 'rollout' then return true end
+  end
+  return false
+end
+
+local function forget_claims(job)
+  for _, id in ipairs(redis.call('HVALS', key('e:' .. job .. ':claims'))) do
+    for _, item in ipairs(redis.call('SMEMBERS', key('items:' .. id))) do
+      if string.match(item, '^(.*):%d+$') == job then redis.call('SREM', key('items:' .. id), item) end
+    end
+  end
+  redis.call('DEL', key('e:' .. job .. ':back'), key('e:' .. job .. ':claims'), key('e:' .. job .. ':results'))
+end
+
+-- Whether a replica that serves `served` may work on the job; pins the job to its version when none is set, or
+-- when nobody is left to finish at the pinned one.
+local function pin(job, fields, served)
+  if fields.pinned == served then return true end
+  if served < fields.min_version then return false end
+  if fields.pinned >= 0 then
+    if anyone_serves(fields.pinned) then return false end
+    forget_claims(job)
+  end
+  fields.pinned, fields.next = served, 0
+  redis.call('HSET', key('e:' .. job), 'pinned', served, 'next', 0)
+  return true
+end
+
+local function claim_items(job, fields, id, wanted)
+  local given = numbers('SPOP', key('e:' .. job .. ':back'), wanted)
+  local fresh = math.min(wanted - #given, fields.items - fields.next)
+  for index = fields.next, fields.next + fresh - 1 do given[#given + 1] = index end
+  if fresh > 0 then redis.call('HINCRBY', key('e:' .. job), 'next', fresh) end
+  for _, index in ipairs(given) do
+    redis.call('HSET', key('e:' .. job .. ':claims'), index, id)
+    redis.call('SADD', key('items:' .. id), job .. ':' .. index)
+  end
+  table.sort(given)
+  return given
+end
+
+-- What a lost reply had claimed. Its job is one job: a claim never mixes them.
+local function reclaim(member, id)
+  local job, given = member.eval_job or '', {}
+  local fields = hash('e:' .. job)
+  if not fields then return job, given, -1 end
+  for index in string.gmatch(member.eval_items or '', '%d+') do
+    if redis.call('HGET', key('e:' .. job .. ':claims'), index) == id then given[#given + 1] = tonumber(index) end
+  end
+  return job, given, fields.pinned
+end
+
+define('open_eval', GROWS, function(job, items, min_version, deadline_ms)
+  local before = hash('e:' .. job)
+  if before then
+    if before.items ~= items or before.min_version ~= min_version then
+      refuse('LEDGER', 'evaluation ' .. job .. ' is already open with other terms')
+    end
+    return
+  end
+  redis.call('HSET', key('e:' .. job), 'items', items, 'min_version', min_version, 'deadline', now + deadline_ms,
+    'pinned', -1, 'next', 0)
+  redis.call('ZADD', key('evals'), redis.call('INCR', key('eval_serial')), job)
+end)
+
+define('claim_eval', GROWS, function(id, incarnation, wanted, served, acknowledged)
+  expire()
+  local member = live_member(id, incarnation)
+  serve(id, member, served)
+  local job, given, pinned = '', {}, -1
+  if acknowledged < member.eval_grant then job, given, pinned = reclaim(member, id) end
+  if #given == 0 then
+    for _, candidate in ipairs(redis.call('ZRANGE', key('evals'), 0, -1)) do
+      local fields = hash('e:' .. candidate)
+      if unfinished(candidate, fields) and pin(candidate, fields, served) then
+        job, pinned, given = candidate, fields.pinned, claim_items(candidate, fields, id, wanted)
+        if #given > 0 then break end
+      end
+    end
+  end
+  if #given == 0 then return {member.eval_grant, '', -1, given} end
+  redis.call('HSET', key('m:' .. id), 'eval_job', job, 'eval_items', table.concat(given, ' '))
+  return {redis.call('HINCRBY', key('m:' .. id), 'eval_grant', 1), job, pinned, given}
+end)
+
+define('report_eval', WRITES, function(job, index, version, result)
+  local fields = hash('e:' .. job)
+  if not fields then refuse('FENCED', 'evaluation ' .. job .. ' is closed') end
+  if fields.pinned ~= version then
+    refuse('FENCED', string.format('evaluation %s is pinned to version %d, not %d', job, fields.pinned, version))
+  end
+  if index < 0 or index >= fields.items then refuse('LEDGER', 'evaluation ' .. job .. ' has no item ' .. index) end
+  local owner = redis.call('HGET', key('e:' .. job .. ':claims'), index)
+  if owner then redis.call('SREM', key('items:' .. owner), job .. ':' .. index) end
+  redis.call('HDEL', key('e:' .. job .. ':claims'), index)
+  redis.call('SREM', key('e:' .. job .. ':back'), index)
+  redis.call('HSETNX', key('e:' .. job .. ':results'), index, result)
+end)
+
+define('eval_status', READS, function(job)
+  local fields = hash('e:' .. job) or refuse('LEDGER', 'evaluation ' .. job .. ' is not open')
+  local done = redis.call('HLEN', key('e:' .. job .. ':results'))
+  return {done, fields.items, fields.pinned, fields.deadline <= now and done < fields.items}
+end)
+
+define('eval_results', READS, function(job)
+  if not hash('e:' .. job) then refuse('LEDGER', 'evaluation ' .. job .. ' is not open') end
+  return nil, redis.call('HGETALL', key('e:' .. job .. ':results'))
+end)
+
+define('close_eval', WRITES, function(job)
+  forget_claims(job)
+  redis.call('DEL', key('e:' .. job))
+  redis.call('ZREM', key('evals'), job)
+end)
+
+---------------------------------------------------------------------------------------------------- the book
+
+define('counts', READS, function()
+  return {opened().next, redis.call('HGETALL', key('counts'))}
+end)
+
+-- Every ticket was issued, and all that are open lie in a buffer: the learner may take a last, smaller batch.
+define('end_of_data', READS, function()
+  local run = opened()
+  local waiting = redis.call('ZCARD', key('retry')) + redis.call('ZCARD', key('flight'))
+  return run.end_ticket >= 0 and run.next >= run.end_ticket and waiting == 0
+end)
+
+local function book(run)
+  local bits = {}
+  for i, label in ipairs(folded_labels()) do bits[i] = {label, redis.call('BITCOUNT', key('bits:' .. label))} end
+  return {
+    run.next, redis.call('HGETALL', key('counts')), redis.call('HGETALL', key('folded')), bits,
+    redis.call('ZCARD', key('retry')), redis.call('ZCARD', key('flight')), redis.call('ZCARD', key('deadlines')),
+  }
+end
+
+-- One batch of the audit's scan, with the change counter and the book that the sums must be equal to.
+define('scan', READS, function(after, limit)
+  local run = opened()
+  local batch = numbers('ZRANGEBYSCORE', key('records'), '(' .. after, '+inf', 'LIMIT', 0, limit)
+  local found = {}
+  for i, number in ipairs(batch) do
+    local record = read(number)
+    found[i] = {label_of(record), record.tokens}
+  end
+  return {run.changes, batch[#batch] or after, found, book(run)}
+end)
+
+define('snapshot', READS, function()
+  opened()
+  local records = {}
+  for _, number in ipairs(numbers('ZRANGE', key('records'), 0, -1)) do
+    local flat = redis.call('HGETALL', key('t:' .. number))
+    flat[#flat + 1] = 'number'
+    flat[#flat + 1] = tostring(number)
+    records[#records + 1] = flat
+  end
+  local labels, bitmaps = folded_labels(), {}
+  for i, label in ipairs(labels) do bitmaps[i] = redis.call('GET', key('bits:' .. label)) end
+  local discarded = tonumber(redis.call('HGET', key('counts'), 'tokens_discarded') or 0)
+  return {
+    redis.call('HGETALL', key('run')), records, redis.call('HGETALL', key('folded')), labels,
+    redis.call('LRANGE', key('lost'), 0, -1), discarded,
+  }, bitmaps
+end)
+
+local function wipe()
+  for _, number in ipairs(redis.call('ZRANGE', key('records'), 0, -1)) do redis.call('DEL', key('t:' .. number)) end
+  for _, step in ipairs(redis.call('ZRANGE', key('steps'), 0, -1)) do redis.call('DEL', key('step:' .. step)) end
+  for _, label in ipairs(folded_labels()) do redis.call('DEL', key('bits:' .. label)) end
+  for _, id in ipairs(redis.call('ZRANGE', key('alive'), 0, -1)) do
+    redis.call('DEL', key('owned:' .. id), key('granted:' .. id))
+  end
+  for _, name in ipairs({'run', 'counts', 'folded', 'folds', 'records', 'retry', 'flight', 'deadlines', 'steps',
+    'closed', 'lost', 'manifest'}) do redis.call('DEL', key(name)) end
+end
+
+-- What was on its way when the snapshot was made is issued again; what was stored is still in its buffer.
+local function restore_record(record, run)
+  redis.call('ZADD', key('records'), record.number, record.number)
+  if FLIES[record.state] or record.state == 'issued' then
+    record.state, record.owner, record.tokens, record.attempt = 'issued', '', 0, run.attempt_base
+    redis.call('ZADD', key('retry'), now, record.number)
+  elseif record.state == 'taken' then
+    record.state, record.step = 'buffered', 0
+  elseif record.state == 'trained' then
+    redis.call('SADD', key('step:' .. record.step), record.number)
+    redis.call('ZADD', key('steps'), record.step, record.step)
+  elseif record.state ~= 'buffered' then
+    redis.call('RPUSH', key('closed'), record.number)
+  end
+  count(record, 1)
+  write(record)
+  redis.call('HINCRBY', key('counts'), 'tokens_in', record.tokens)
+end
+
+define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ...)
+  local run = hash('run')
+  if run and run.restored == digest then return run_reply() end   -- repeated
+  local version = tonumber(fields.version)
+  if run and run.version >= version then
+    refuse('LEDGER', 'the ledger is at version ' .. run.version .. ', the snapshot at ' .. version)
+  end
+  wipe()
+  -- Attempts go on from the clock: a group of the lost ledger must not pass for one of this.
+  fields.attempt_base = math.max(tonumber(fields.attempt_base) + 1, math.floor(now / 1000))
+  fields.restored, fields.learner, fields.folds = digest, '', 0
+  for field, value in pairs(fields) do redis.call('HSET', key('run'), field, value) end
+  run = hash('run')
+  for _, flat in ipairs(records) do
+    for field, value in pairs(flat) do flat[field] = NUMERIC[field] and tonumber(value) or value end
+    flat.number = tonumber(flat.number)
+    restore_record(flat, run)
+  end
+  for i, label in ipairs(labels) do redis.call('SET', key('bits:' .. label), (select(i, ...))) end
+  for field, value in pairs(folded) do
+    redis.call('HSET', key('folded'), field, value)
+    redis.call('HINCRBY', key('counts'), field, value)
+    if string.match(field, '^tokens:') then redis.call('HINCRBY', key('counts'), 'tokens_in', value) end
+  end
+  redis.call('HINCRBY', key('counts'), 'tokens_in', discarded)
+  redis.call('HINCRBY', key('counts'), 'tokens_discarded', discarded)
+  for _, range in ipairs(lost) do redis.call('RPUSH', key('lost'), range) end
+  return run_reply()
+end)

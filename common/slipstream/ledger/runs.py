@@ -1,0 +1,84 @@
+"""Opening, watching and ending a run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+
+from slipstream.errors import LedgerError
+from slipstream.ledger.base import LedgerCalls
+from slipstream.ledger.records import RunNotOpen, RunState, RunTerms, Status
+
+
+class StateReply(msgspec.Struct, frozen=True, array_like=True):
+    """The run's fields in turn, the lost ranges of versions, the changed terms."""
+
+    fields: list[str]
+    lost: list[str]
+    changed: list[str]
+
+    def read(self) -> RunState:
+        """The state they say."""
+        return RunState.read(self.fields, self.lost, self.changed)
+
+
+class _StatusReply(msgspec.Struct, frozen=True, array_like=True):
+    status: Status
+    reason: str
+
+
+class RunCalls(LedgerCalls):
+    """Calls about the run as a whole."""
+
+    async def open_run(self, terms: RunTerms, *, expect_version: int = 0) -> RunState:
+        """Create the run, or check that it is the same one and apply what a resume may change.
+
+        Args:
+            terms: The run's terms.
+            expect_version: The version of the caller's checkpoint; 0 for a run that begins.
+
+        Raises:
+            UserError: Another dataset, prompt count, seed or run id than the ledger's; lists what differs.
+            LedgerLost: The ledger is empty or older than `expect_version`; call `restore` first.
+        """
+        return (await self._book.call(StateReply, "open_run", terms.fields(), expect_version)).read()
+
+    async def state(self, *, wait_s: float = 0.0) -> RunState:
+        """Where the run stands; waits up to `wait_s` seconds until somebody has opened it.
+
+        Raises:
+            RunNotOpen: Nobody did.
+        """
+        end = time.monotonic() + wait_s
+        pause = 0.05
+        while True:
+            try:
+                return (await self._book.call(StateReply, "state")).read()
+            except RunNotOpen as error:
+                if time.monotonic() + pause >= end:
+                    raise RunNotOpen(f"{error} (waited {wait_s:g} s); does the learner run?") from error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    async def pause(self) -> None:
+        """Admit nothing more until `resume`; work under way goes on."""
+        await self._set_status("paused", "")
+
+    async def resume(self) -> None:
+        """Admit again, after a pause or after a run that had finished."""
+        await self._set_status("running", "")
+
+    async def finish(self, reason: str) -> None:
+        """End the run; the first reason stays."""
+        await self._set_status("finished", reason)
+
+    async def end_of_data(self) -> bool:
+        """Whether every ticket was issued and all open ones are stored: what is left is the last batch."""
+        return await self._book.call(bool, "end_of_data")
+
+    async def _set_status(self, status: Status, reason: str) -> None:
+        reply = await self._book.call(_StatusReply, "set_status", status, reason)
+        if status == "paused" and reply.status == "finished":
+            raise LedgerError(f"the run has finished ({reply.reason}) and cannot be paused")

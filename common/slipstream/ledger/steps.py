@@ -1,0 +1,101 @@
+"""A learner's step as a transaction: take → train → commit, and what a checkpoint makes durable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.ledger.base import LedgerCalls
+from slipstream.ledger.records import Folded, RunState, Taken
+from slipstream.ledger.runs import StateReply
+
+
+class _FoldedReply(msgspec.Struct, frozen=True, array_like=True):
+    cursor: int
+    tickets: list[int]
+
+
+class StepCalls(LedgerCalls):
+    """Calls of the learner. `learner` is its incarnation: only the newest that claimed the run is heard, any
+    other gets FencedError.
+    """
+
+    async def claim_learner(self, learner: str) -> RunState:
+        """Take the run over; an earlier learner is refused from now on, and cannot claim it back."""
+        return (await self._book.call(StateReply, "claim_learner", learner)).read()
+
+    async def take(self, step: int, tickets: Sequence[tuple[int, int]], learner: str) -> Taken:
+        """Bind stored groups to the next step (buffered → taken); may be called several times for one step.
+
+        Args:
+            step: The run's step + 1.
+            tickets: (number, attempt) of each group.
+            learner: The learner's incarnation.
+        """
+        return await self._book.call(Taken, "take", step, list(tickets), learner)
+
+    async def untake(self, step: int, learner: str) -> None:
+        """Give back what was taken for a step that is not committed."""
+        await self._book.do("untake", step, learner)
+
+    async def commit(self, step: int, version: int, learner: str) -> RunState:
+        """The step is done: its groups are trained, step and version advance, in one instant.
+
+        `version` is the run's + 1, or the same when the step made no new weights.
+        """
+        return (await self._book.call(StateReply, "commit", step, version, learner)).read()
+
+    async def advance_version(self, version: int, learner: str) -> None:
+        """Set a higher version without a step: weights that a restarted learner publishes anew."""
+        await self._book.do("advance_version", version, learner)
+
+    async def durable(self, step: int, learner: str) -> None:
+        """A checkpoint covers everything up to `step`: fold those records away."""
+        await self._book.do("durable", step, learner)
+
+    async def rollback(self, step: int, version: int, learner: str) -> RunState:
+        """The learner restarted from a checkpoint of `step` and `version`: later steps are undone.
+
+        Their groups are buffered again. The run's version stays, since versions only grow; those after
+        `version` are noted as lost.
+        """
+        return (await self._book.call(StateReply, "rollback", step, version, learner)).read()
+
+    async def folded(self, since: int = 0) -> Folded:
+        """Tickets closed for good since `since`, the cursor of the former call (0: all that are listed).
+
+        A caller that is far behind gets all tickets ever folded.
+        """
+        reply, bitmaps = await self._book.call_with_blobs(_FoldedReply, "folded", since)
+        numbers = _numbers(bitmaps) if bitmaps else np.unique(np.asarray(reply.tickets, dtype=np.int64))
+        return Folded(reply.cursor, _ranges(numbers))
+
+    async def announce(self, version: int, manifest: bytes, learner: str) -> None:
+        """Publish where the weights of a committed version are; a smaller version is refused."""
+        await self._book.do("announce", version, learner, blobs=(manifest,))
+
+    async def manifest(self) -> tuple[int, bytes] | None:
+        """The newest announced version and its manifest."""
+        version, found = await self._book.call_with_blobs(int, "manifest")
+        return (version, found[0]) if found else None
+
+
+def _numbers(bitmaps: list[bytes]) -> npt.NDArray[np.int64]:
+    length = max(len(bitmap) for bitmap in bitmaps)
+    union = np.zeros(length, dtype=np.uint8)
+    for bitmap in bitmaps:
+        union[: len(bitmap)] |= np.frombuffer(bitmap, dtype=np.uint8)
+    return np.flatnonzero(np.unpackbits(union)).astype(np.int64)
+
+
+def _ranges(numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Inclusive ranges of sorted distinct numbers."""
+    if not len(numbers):
+        return []
+    breaks = np.flatnonzero(np.diff(numbers) > 1)
+    firsts = numbers[np.concatenate(([0], breaks + 1))]
+    lasts = numbers[np.concatenate((breaks, [len(numbers) - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

@@ -1,0 +1,28 @@
+"""A ticket's way through its states, on a real server."""
+
+from __future__ import annotations
+
+
+async def test_a_ticket_goes_from_admission_to_a_durable_step(ledger, terms, replica):
+    await ledger.open_run(terms())
+    await ledger.join(replica())
+    tickets = await ledger.admit("g0", 4, 0)
+    assert [ticket.number for ticket in tickets] == [0, 1, 2, 3]
+    for ticket in tickets:
+        await ledger.scored(ticket.number, ticket.attempt, tokens=10)
+        await ledger.buffered(ticket.number, ticket.attempt, "b0", 0, 0, 10, True)
+    await ledger.claim_learner("L1")
+    taken = await ledger.take(1, [(ticket.number, 0) for ticket in tickets], "L1")
+    assert taken.tickets == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    assert taken.refused == []
+    state = await ledger.commit(1, 1, "L1")
+    assert (state.step, state.version, state.next) == (1, 1, 4)
+    counts = await ledger.counts()
+    assert counts.groups["trained"] == 4
+    assert counts.tokens["trained"] == 40
+    assert counts.open == 0
+    await ledger.durable(1, "L1")
+    assert (await ledger.folded()).ranges == [(0, 3)]
+    audit = await ledger.audit()
+    assert audit.problems == []
+    assert audit.counts == await ledger.counts()
