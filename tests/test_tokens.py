@@ -97,6 +97,13 @@ def test_folder_without_a_tokenizer_is_one_line(tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
+def test_broken_generation_config_is_one_line(hf, tmp_path):
+    hf.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"generation_config\.json is not JSON"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_importing_tokens_and_prompts_loads_no_heavy_library():
     code = (
         "import sys, slipstream.tokens, slipstream.prompts.load, slipstream.prompts.sets\n"

@@ -156,5 +156,8 @@ def _read_json(name: str, file: str) -> dict[str, Any]:
         path = Path(hit) if hit else None
     if path is None or not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"model.path: {path} is not JSON ({error})", "fetch the model again") from error
     return content if isinstance(content, dict) else {}

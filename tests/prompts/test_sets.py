@@ -122,6 +122,23 @@ def test_main_job_holds_out_sums_and_evaluates_on_unseen_two_digit_sums(tokenize
     assert train[0].text.endswith(" =<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_reasoning_gym_sums_can_be_asked_in_the_short_form(tokenizer):
+    prompts, _ = load_prompts(
+        DataSpec(
+            kind="reasoning_gym",
+            name="chain_sum",
+            options={"max_terms": 2, "max_digits": 1},
+            limit=5,
+            user_turn="{metadata[expression]} =",
+            template="chatml_no_system",
+        ),
+        tokenizer,
+        WIDE,
+    )
+    question = prompts[0].columns["metadata"]["expression"]
+    assert prompts[0].text == f"<|im_start|>user\n{question} =<|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_fingerprint_follows_rows_order_template_and_tokenizer_alone(make_tokenizer, jsonl):
     """Case 85."""
     tokenizer = make_tokenizer()
@@ -147,5 +164,5 @@ def test_resume_with_another_dataset_is_refused(tokenizer, jsonl):
     first = load(jsonl([{"prompt": f"a{i}"} for i in range(100)]), tokenizer)[0].fingerprint
     second = load(jsonl([{"prompt": f"b{i}"} for i in range(30)]), tokenizer)[0].fingerprint
     require_same(first, first)
-    with pytest.raises(UserError, match="not those of the checkpoint.*start a new run"):
+    with pytest.raises(UserError, match=r"not those of the checkpoint.*start a new run"):
         require_same(second, first)

@@ -124,6 +124,9 @@ def test_file_that_changes_under_the_run_is_refused_rather_than_misread(jsonl):
     jsonl([{"prompt": "a"}, {"prompt": "c"}, {"prompt": "d"}])
     with pytest.raises(UserError, match="changed while it was in use"):
         source[1]
+    Path(path).unlink()
+    with pytest.raises(UserError, match="cannot read"):
+        source[1]
 
 
 def test_gsm8k_answer_is_the_number_without_commas():
@@ -160,7 +163,7 @@ def test_datasets_folder_parquet_and_json_give_the_same_rows(datasets, tmp_path)
     loaded = [rows(kind="huggingface", path=str(tmp_path / place), limit=3) for place in places]
     assert loaded == [[dict(table[i]) for i in range(3)]] * 4
     assert rows(kind="gsm8k", path=str(tmp_path / "dict"), split="test")[0]["answer"] == "4"
-    with pytest.raises(UserError, match="'nope'.*splits train, test"):
+    with pytest.raises(UserError, match=r"'nope'.*splits train, test"):
         rows(kind="huggingface", path=str(tmp_path / "dict"), split="nope")
 
 

@@ -9,7 +9,7 @@ import json
 import os
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slipstream.errors import UserError
 
@@ -29,17 +29,20 @@ class JsonLines:
         self._path = Path(path)
         self._offsets = array("Q")
         self._lines = array("Q")
-        try:
-            self._scan(limit)
-        except OSError as error:
-            raise UserError(
-                f"data.path: cannot read {path!r} ({error.strerror})", "give the path of a JSONL file"
-            ) from error
+        self._scan(limit)
         if not self._offsets:
             raise UserError(f"data.path: {path!r} holds no rows", "put one JSON object on each line")
 
+    def _open(self) -> BinaryIO:
+        try:
+            return self._path.open("rb")
+        except OSError as error:
+            raise UserError(
+                f"data.path: cannot read '{self._path}' ({error.strerror})", "give the path of a JSONL file"
+            ) from error
+
     def _scan(self, limit: int | None) -> None:
-        with self._path.open("rb") as file:
+        with self._open() as file:
             self._stamp = _stamp(file.fileno())
             offset = 0
             for number, line in enumerate(file, start=1):
@@ -54,7 +57,7 @@ class JsonLines:
         return len(self._offsets)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        with self._path.open("rb") as file:
+        with self._open() as file:
             if _stamp(file.fileno()) != self._stamp:
                 raise UserError(f"data.path: {self._path} changed while it was in use", "start the run again")
             file.seek(self._offsets[index])
