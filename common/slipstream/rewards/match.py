@@ -1,0 +1,118 @@
+"""The cheap scorers: `exact_match`, `last_number`, `gsm8k` run in the caller's process, `regex` in a worker.
+
+Each is a frozen struct whose fields are the scorer's options. `inline` scores without a process, `pooled`
+inside a killable one.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from slipstream.errors import UserError
+from slipstream.rewards.base import Outcome, ScorerFault, Task
+from slipstream.rewards.characters import asciify
+from slipstream.rewards.extract import Source, extract_answer, last_marked, last_number
+from slipstream.rewards.numbers import Number, parse_number, same
+
+
+class ExactMatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """1.0 iff the completion is the answer, character by character.
+
+    Options: `answer_column`; `strip` drops white space around both; `ignore_case`.
+    """
+
+    answer_column: str = "answer"
+    strip: bool = True
+    ignore_case: bool = False
+
+    def inline(self, completion: str, task: Task) -> Outcome:
+        """Score one completion."""
+        gold = str(task.column(self.answer_column))
+        return Outcome(value=float(self._form(completion) == self._form(gold)))
+
+    def _form(self, text: str) -> str:
+        text = text.strip() if self.strip else text
+        return text.casefold() if self.ignore_case else text
+
+
+class LastNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """1.0 iff the last number of the completion is a whole number equal to the answer.
+
+    Options: `answer_column`. No partial credit for a substring: 11 isn't 1.
+    """
+
+    answer_column: str = "answer"
+
+    def inline(self, completion: str, task: Task) -> Outcome:
+        """Score one completion."""
+        gold = gold_number(task, self.answer_column)
+        found = last_number(completion, plain=True)
+        number = parse_number(found) if found else None
+        right = number is not None and not number.percent and number.value == gold.value
+        return Outcome(value=float(right))
+
+
+class Gsm8k(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    r"""1.0 iff the completion's number is the one after `####` in the answer column.
+
+    The completion's number stands after its last `####`, else in its last `\\boxed{}`, else it is the last one.
+
+    Options: `answer_column`; `need_marker` (only `####` or a box counts); `lenient_percent` (28 % counts as 28,
+    since this set's answers carry no units).
+    """
+
+    answer_column: str = "answer"
+    need_marker: bool = False
+    lenient_percent: bool = True
+
+    def inline(self, completion: str, task: Task) -> Outcome:
+        """Score one completion."""
+        gold = gold_number(task, self.answer_column)
+        order: tuple[Source, ...] = ("marker", "box") if self.need_marker else ("marker", "box", "number")
+        found = extract_answer(completion, order)
+        number = parse_number(found.text) if found.text else None
+        right = number is not None and same(gold, number, self.lenient_percent)
+        return Outcome(value=float(right), flags=("truncated",) if found.truncated else ())
+
+
+class Regex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """1.0 iff the pattern is found in the completion (`full`: matches all of it), for format rewards.
+
+    Options: `pattern` (Python syntax, `.` also matches a newline); `full`; `ignore_case`. Runs in a worker
+    process, since a pattern with nested repeats can take for ever on the wrong text.
+    """
+
+    pattern: str
+    full: bool = False
+    ignore_case: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            self._compiled()
+        except re.error as error:
+            raise UserError(f"pattern: {self.pattern!r} is no regular expression: {error}") from None
+
+    def pooled(self, completion: str, task: Task) -> Outcome:
+        """Score one completion."""
+        compiled = self._compiled()
+        found = compiled.fullmatch(completion) if self.full else compiled.search(completion)
+        return Outcome(value=float(found is not None))
+
+    def _compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern, re.DOTALL | (re.IGNORECASE if self.ignore_case else 0))
+
+
+def gold_number(task: Task, column: str) -> Number:
+    """The number in the row's answer: after `####` where it has one, else all of it.
+
+    Raises:
+        ScorerFault: The row has no such column, or its answer is no number.
+    """
+    answer = asciify(str(task.column(column)))
+    marked = last_marked(answer)
+    number = parse_number(answer if marked is None else marked)
+    if number is None:
+        raise ScorerFault(f"column {column!r} holds {answer[-80:]!r}, which is no number")
+    return number

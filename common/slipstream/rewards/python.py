@@ -1,0 +1,64 @@
+"""The `python` scorer: 1.0 iff the completion's code and the row's tests run to their end without an error.
+
+Each program gets a fresh process with limits on time, memory, output and file size, its own empty folder, a
+bare environment, and, where the operating system allows it, no network and its own process namespace. That
+keeps accidents in; it is a limit on resources and *not* a security boundary.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from slipstream.rewards.base import Outcome, ScorerFault, Task
+
+_FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
+
+
+class Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Run the completion's last fenced code block (without a fence: all of it), then the tests.
+
+    Options: `tests_column` (a text of `assert` lines, or a list of such texts); `setup_column` (code that runs
+    before the completion's, empty for none).
+    """
+
+    tests_column: str = "tests"
+    setup_column: str = ""
+
+    def pooled(self, completion: str, task: Task) -> Outcome:
+        """Score one completion; it may end or spoil this process, which serves no second one."""
+        setup = str(task.column(self.setup_column)) if self.setup_column else ""
+        tests = _joined(task.column(self.tests_column))
+        if not tests.strip():
+            raise ScorerFault(f"column {self.tests_column!r} holds no test")
+        code = find_code(completion)
+        if not code.strip():
+            return Outcome(value=0.0, detail="no code")
+        return _run({"setup": setup, "completion": code, "tests": tests})
+
+
+def find_code(completion: str) -> str:
+    """The last fenced block, closed or cut off by the text's end; the whole text where there is no fence."""
+    blocks = _FENCE.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+def _run(parts: dict[str, str]) -> Outcome:
+    # A name other than __main__ leaves a program's own command line alone.
+    space: dict[str, Any] = {"__name__": "solution"}
+    for name, code in parts.items():
+        try:
+            exec(compile(code, f"<{name}>", "exec"), space)
+        except MemoryError:
+            raise
+        except BaseException as error:  # noqa: BLE001  (also SystemExit: leaving before the tests is no pass)
+            if name == "setup":
+                raise ScorerFault(f"the row's set-up code fails: {error!r}") from None
+            return Outcome(value=0.0, detail=f"{name}: {error!r}"[:300])
+    return Outcome(value=1.0)
+
+
+def _joined(tests: Any) -> str:
+    return "\n".join(str(test) for test in tests) if isinstance(tests, list | tuple) else str(tests)

@@ -1,0 +1,201 @@
+"""The rewards of a run together: load the specs, start their workers, score groups, sum up.
+
+A sample's reward is the weighted sum over the rewards that apply to it. A reward that returned None does not
+apply and is left out; one that *failed* leaves the whole sample unscored, since a sum that lacks a part would
+pass a fault of the machinery off as a worse answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from slipstream.errors import UserError
+from slipstream.rewards.base import Failures, Outcome, Reason, RewardSpec, Scored, Task, fault_of
+from slipstream.rewards.process import probe
+from slipstream.rewards.registry import BUILTIN, build, unknown_scorer
+from slipstream.rewards.sandbox import Pool
+from slipstream.rewards.wire import Setup
+
+MAX_GROUPS = 64
+
+_logger = logging.getLogger(__name__)
+_Inline = Callable[[str, Task], Outcome | None]
+
+
+@dataclasses.dataclass
+class Scorer:
+    """One reward, ready to score: here (`inline`), in workers (`pool`), or first here and then there."""
+
+    spec: RewardSpec
+    name: str
+    failures: Failures
+    inline: _Inline | None
+    pool: Pool | None
+    whole_group: bool = False
+
+    async def score(self, prompt: str, completions: Sequence[str], columns: dict[str, Any]) -> list[Outcome]:
+        """One outcome per completion, with the failure policy applied."""
+        if self.pool is not None and self.whole_group:
+            outcomes = await self.pool.score(prompt, completions, columns)
+        else:
+            outcomes = await asyncio.gather(*(self._score_one(prompt, text, columns) for text in completions))
+        return [self.failures.apply(outcome) for outcome in outcomes]
+
+    async def _score_one(self, prompt: str, completion: str, columns: dict[str, Any]) -> Outcome:
+        outcome = None
+        if self.inline is not None:
+            try:
+                outcome = self.inline(completion, Task(prompt, columns))
+            except Exception as error:  # noqa: BLE001  (a scorer)
+                outcome = fault_of(error)
+        if outcome is None and self.pool is not None:
+            outcome = (await self.pool.score(prompt, [completion], columns))[0]
+        return outcome or Outcome(status="not_applicable")
+
+
+class Scorers:
+    """All rewards of a run. Use `load`, then `start`; `close` when done."""
+
+    def __init__(self, scorers: list[Scorer]) -> None:
+        self._scorers = scorers
+        self._room = asyncio.Semaphore(MAX_GROUPS)
+
+    @classmethod
+    def load(cls, specs: Sequence[RewardSpec], workers: int = 1) -> Scorers:
+        """Find and check every reward; a user's function is imported in another process, never in this one.
+
+        Args:
+            specs: The rewards, at least one, with distinct names.
+            workers: Worker processes for each reward that needs any.
+
+        Raises:
+            UserError: An unknown name or option, an import that fails, a function of neither form.
+        """
+        if not specs:
+            raise UserError("no reward is named", "add at least one, such as last_number")
+        scorers = [_load(spec, workers) for spec in specs]
+        names = [scorer.name for scorer in scorers]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"two rewards are called {name!r}", "give each its own name")
+        return cls(scorers)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the rewards, as in the components."""
+        return [scorer.name for scorer in self._scorers]
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """The worker pools by reward, of those that have one."""
+        return {scorer.name: scorer.pool for scorer in self._scorers if scorer.pool is not None}
+
+    async def start(self) -> None:
+        """Start all workers; without it the first group waits for them.
+
+        Raises:
+            UserError: A scorer can't be loaded.
+        """
+        await asyncio.gather(*(pool.start() for pool in self.pools.values()))
+
+    async def close(self) -> None:
+        """Kill all workers."""
+        await asyncio.gather(*(pool.close() for pool in self.pools.values()))
+
+    async def score_group(
+        self, prompt: str, completions: Sequence[str], columns: Mapping[str, Any]
+    ) -> list[Scored]:
+        """Score the completions of one prompt; what fails is in the result, never raised.
+
+        Args:
+            prompt: Text of the prompt, for rewards that ask for it.
+            completions: Text of each completion, without the prompt.
+            columns: The data row's further columns, such as `answer`.
+
+        Returns:
+            One `Scored` per completion, in order.
+        """
+        async with self._room:
+            by_scorer = await asyncio.gather(
+                *(scorer.score(prompt, completions, dict(columns)) for scorer in self._scorers)
+            )
+        return [self._sum(outcomes) for outcomes in zip(*by_scorer, strict=True)]
+
+    def _sum(self, outcomes: Sequence[Outcome]) -> Scored:
+        components: dict[str, float | None] = {}
+        flags: list[str] = []
+        for scorer, outcome in zip(self._scorers, outcomes, strict=True):
+            components[scorer.name] = outcome.value
+            components |= {f"{scorer.name}.{part}": value for part, value in outcome.components.items()}
+            flags += [f"{scorer.name}:{flag}" for flag in outcome.flags]
+        pairs = list(zip(self._scorers, outcomes, strict=True))
+        failed = [(s, o) for s, o in pairs if o.status not in ("ok", "not_applicable") and s.spec.weight]
+        if failed:
+            scorer, outcome = failed[0]
+            reason = cast(Reason, "worker_lost" if outcome.status == "start_failed" else outcome.status)
+            return Scored(None, components, reason, f"{scorer.name}: {outcome.detail}", tuple(flags))
+        applying = [
+            scorer.spec.weight * outcome.value for scorer, outcome in pairs if outcome.value is not None
+        ]
+        if not applying:
+            return Scored(None, components, "not_applicable", "no reward applies to it", tuple(flags))
+        return Scored(math.fsum(applying), components, "", "", tuple(flags))
+
+
+def _load(spec: RewardSpec, workers: int) -> Scorer:
+    _check(spec)
+    if ":" in spec.use:
+        return _load_function(spec, workers)
+    if spec.use.endswith(".py"):
+        raise UserError(f"scorer {spec.use!r} names no function", f"write {spec.use}:my_function")
+    if spec.use not in BUILTIN:
+        raise unknown_scorer(spec.use)
+    builtin, scorer = BUILTIN[spec.use], build(spec.use, spec.options)
+    pooled = hasattr(scorer, "pooled") and getattr(scorer, "library", True)
+    pool = Pool(_setup(spec, spec.use, builtin.isolated), workers) if pooled else None
+    inline = getattr(scorer, "inline", None)
+    return Scorer(spec, spec.name or spec.use, _failures(spec, builtin.failures), inline, pool)
+
+
+def _load_function(spec: RewardSpec, workers: int) -> Scorer:
+    where, _, function = spec.use.rpartition(":")
+    use = f"{Path(where).absolute()}:{function}" if where.endswith(".py") else spec.use
+    setup = _setup(spec, use)
+    ready = probe(setup)
+    is_async = ready.whole_group and ready.form == "sample"
+    pool = Pool(setup, workers, grace=is_async)
+    return Scorer(spec, spec.name or function, _failures(spec, Failures()), None, pool, ready.whole_group)
+
+
+def _setup(spec: RewardSpec, use: str, isolated: bool = False) -> Setup:
+    return Setup(
+        use=use,
+        options=dict(spec.options),
+        timeout_seconds=spec.timeout_seconds,
+        memory_bytes=spec.memory_mb << 20,
+        isolated=isolated,
+    )
+
+
+def _failures(spec: RewardSpec, failures: Failures) -> Failures:
+    if spec.on_timeout is None:
+        return failures
+    return msgspec.structs.replace(failures, timeout=0.0 if spec.on_timeout == "zero" else None)
+
+
+def _check(spec: RewardSpec) -> None:
+    name = spec.name or spec.use
+    if not math.isfinite(spec.weight):
+        raise UserError(f"reward {name!r}: weight {spec.weight} is not finite")
+    if not (math.isfinite(spec.timeout_seconds) and spec.timeout_seconds > 0):
+        raise UserError(f"reward {name!r}: timeout_seconds {spec.timeout_seconds} is not above 0")
+    if spec.memory_mb < 64:
+        raise UserError(f"reward {name!r}: memory_mb {spec.memory_mb} is too small", "give at least 64")

@@ -1,0 +1,110 @@
+"""What a pool and its worker processes say to each other: MessagePack frames with a length in front.
+
+The worker hears one `Setup`, answers `Ready`, then answers each `Job` with a `Reply`. Frames travel on a socket
+of their own, so that nothing a scorer prints can get between them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from slipstream.errors import MessageError
+from slipstream.rewards.base import Form, Outcome
+
+MAX_FRAME_BYTES = 64 << 20
+LENGTH = struct.Struct("<I")
+Kind = TypeVar("Kind")
+
+
+class Setup(msgspec.Struct, kw_only=True, frozen=True):
+    """What a worker is for. `use` is a built-in's name or the path of a function."""
+
+    use: str
+    options: dict[str, Any] = {}
+    timeout_seconds: float = 10.0
+    memory_bytes: int = 512 << 20
+    isolated: bool = False
+
+
+class Ready(msgspec.Struct, kw_only=True, frozen=True):
+    """The scorer is loaded, or `problem` and `mend` say why it can't be.
+
+    `whole_group` says that one call takes all completions of a group.
+    """
+
+    problem: str = ""
+    mend: str = ""
+    form: Form = "sample"
+    whole_group: bool = False
+
+
+class Job(msgspec.Struct, kw_only=True, frozen=True):
+    """Completions of one prompt, to be scored in one call."""
+
+    number: int
+    prompt: str
+    completions: list[str]
+    columns: dict[str, Any] = {}
+
+
+class Reply(msgspec.Struct, kw_only=True, frozen=True):
+    """One outcome per completion of the job with that number."""
+
+    number: int
+    outcomes: list[Outcome]
+
+
+class Readable(Protocol):
+    """A blocking stream of bytes."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """Up to `size` bytes."""
+        ...
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """One frame.
+
+    Raises:
+        MessageError: The message is too long, or holds something that MessagePack has no form for.
+    """
+    try:
+        body = msgspec.msgpack.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"{type(message).__name__.lower()}: {error}") from error
+    return LENGTH.pack(check_length(len(body))) + body
+
+
+def unpack(body: bytes, kind: type[Kind]) -> Kind:
+    """The message in a frame's body.
+
+    Raises:
+        MessageError: It is no message of that kind.
+    """
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"{kind.__name__.lower()}: {error}") from error
+
+
+def read_frame(stream: Readable, kind: type[Kind]) -> Kind | None:
+    """Next message of a blocking stream, None at its end."""
+    head = stream.read(LENGTH.size)
+    if not head or len(head) < LENGTH.size:
+        return None
+    body = stream.read(check_length(LENGTH.unpack(head)[0]))
+    return unpack(body or b"", kind)
+
+
+def check_length(length: int) -> int:
+    """The length of a body, if it is within the limit.
+
+    Raises:
+        MessageError: It isn't.
+    """
+    if length > MAX_FRAME_BYTES:
+        raise MessageError(f"frame: {length} bytes, more than the limit of {MAX_FRAME_BYTES}")
+    return length

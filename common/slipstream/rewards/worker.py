@@ -1,0 +1,168 @@
+"""A worker process: `python -m slipstream.rewards.worker FD` loads one scorer and answers jobs on socket FD.
+
+It knows no time limits of its own: the pool kills it. It imports nothing but what its scorer needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from slipstream.errors import UserError
+from slipstream.rewards import functions, limits, registry
+from slipstream.rewards.base import Outcome, Task, fault_of, outcome_of
+from slipstream.rewards.wire import Job, Ready, Reply, Setup, pack, read_frame
+
+
+class Target(Protocol):
+    """A loaded scorer."""
+
+    ready: Ready
+
+    def score(self, job: Job) -> list[Outcome]:
+        """One outcome per completion; never raises an `Exception`."""
+        ...
+
+
+class BuiltinTarget:
+    """A built-in scorer that runs in a worker."""
+
+    ready = Ready()
+
+    def __init__(self, setup: Setup) -> None:
+        self._scorer = registry.build(setup.use, setup.options)
+        getattr(self._scorer, "prepare", lambda: None)()
+
+    def score(self, job: Job) -> list[Outcome]:
+        """See `Target`."""
+        task = Task(job.prompt, job.columns)
+        return [guarded(self._scorer.pooled, completion, task) for completion in job.completions]
+
+
+class FunctionTarget:
+    """A user's function of either form, sync or async."""
+
+    def __init__(self, setup: Setup) -> None:
+        function = functions.load_function(setup.use)
+        self._form = functions.recognise_form(function)
+        functions.check_options(function, setup.options)
+        self._function = functools.partial(function, **setup.options)
+        self._runner: Any = None
+        self._timeout_seconds = setup.timeout_seconds
+        self._is_async = functions.is_async(function)
+        self.ready = Ready(form=self._form, whole_group=self._form == "batch" or self._is_async)
+
+    def score(self, job: Job) -> list[Outcome]:
+        """See `Target`."""
+        if self._form == "batch":
+            return self._score_batch(job)
+        task = Task(job.prompt, job.columns)
+        if self._is_async:
+            result: list[Outcome] = self._run(self._score_together(job.completions, task))
+            return result
+        return [guarded(self._score_one, completion, task) for completion in job.completions]
+
+    def _score_batch(self, job: Job) -> list[Outcome]:
+        count = len(job.completions)
+        try:
+            arguments = functions.batch_arguments(self._function, job.prompt, job.completions, job.columns)
+            result = self._function(**arguments)
+            if hasattr(result, "__await__"):
+                result = self._run(_awaited(result))
+            return functions.batch_outcomes(result, count)
+        except Exception as error:  # noqa: BLE001  (user code)
+            return [fault_of(error)] * count
+
+    def _score_one(self, completion: str, task: Task) -> Any:
+        result = self._function(**functions.sample_arguments(self._function, completion, task))
+        return self._run(_awaited(result)) if hasattr(result, "__await__") else result
+
+    async def _score_together(self, completions: list[str], task: Task) -> list[Outcome]:
+        import asyncio
+
+        return await asyncio.gather(*(self._score_one_async(completion, task) for completion in completions))
+
+    async def _score_one_async(self, completion: str, task: Task) -> Outcome:
+        import asyncio
+
+        try:
+            async with asyncio.timeout(self._timeout_seconds) as limit:
+                return outcome_of(
+                    await self._function(**functions.sample_arguments(self._function, completion, task))
+                )
+        except Exception as error:  # noqa: BLE001  (user code)
+            if limit.expired():
+                return Outcome(status="timeout", detail=f"took more than {self._timeout_seconds:g} s")
+            return fault_of(error)
+
+    def _run(self, coroutine: Any) -> Any:
+        """Run on one loop for the process's life, so that a client made in one call serves the next."""
+        import asyncio
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+
+def main() -> None:
+    """Load the scorer that the pool names, then answer its jobs until it hangs up."""
+    limits.die_with_parent()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    stream = channel.makefile("rb")
+    setup = read_frame(stream, Setup)
+    if setup is None:
+        return
+    if setup.isolated:
+        limits.isolate()
+    target = _load(setup, channel.sendall)
+    if target is None:
+        return
+    channel.sendall(pack(target.ready))
+    while (job := read_frame(stream, Job)) is not None:
+        reply = Reply(number=job.number, outcomes=target.score(job))
+        sys.stdout.flush()
+        channel.sendall(pack(reply))
+        if any(outcome.status == "memory" for outcome in reply.outcomes):
+            return
+
+
+def guarded(score: Callable[[str, Task], Any], completion: str, task: Task) -> Outcome:
+    """Outcome of one call; what it raises becomes a status."""
+    try:
+        return outcome_of(score(completion, task))
+    except Exception as error:  # noqa: BLE001  (user code)
+        return fault_of(error)
+
+
+def _load(setup: Setup, send: Callable[[bytes], None]) -> Target | None:
+    """The scorer under its memory limit, or None after the pool was told why there is none."""
+    try:
+        limits.limit_memory(setup.memory_bytes)
+        return FunctionTarget(setup) if ":" in setup.use else BuiltinTarget(setup)
+    except UserError as error:
+        send(pack(Ready(problem=error.problem, mend=error.mend)))
+    except MemoryError:
+        size = f"{setup.memory_bytes >> 20} MiB"
+        send(
+            pack(
+                Ready(
+                    problem=f"scorer {setup.use!r} doesn't fit into memory_mb: {size}", mend="raise memory_mb"
+                )
+            )
+        )
+    return None
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+if __name__ == "__main__":
+    main()
+    # A scorer's threads and exit handlers must not keep the process.
+    sys.stdout.flush()
+    os._exit(0)
