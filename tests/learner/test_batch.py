@@ -27,11 +27,13 @@ def _count(groups):
 def _logprobs(policy, groups, layout):
     """Logprobs [B, T] of every action through the layout's micro-batches."""
     result_BT = torch.zeros(_count(groups), _width(groups))
-    for batch in micro_batches(groups, [True] * _count(groups), _width(groups), layout):
+    for batch in micro_batches(groups, [True] * _count(groups), layout):
         hidden_ND = policy.hidden_states(batch).flatten(0, 1)[batch.source_N]
         table_NV = (hidden_ND @ policy.head_weight.T).log_softmax(-1)
         picked_N = table_NV.gather(1, batch.target_N[:, None]).squeeze(1)
-        result_BT = result_BT.index_put((batch.samples_S,), batch.spread(picked_N))
+        spread_ST = batch.spread(picked_N)
+        columns_T = torch.arange(spread_ST.shape[1])
+        result_BT = result_BT.index_put((batch.samples_S[:, None], columns_T), spread_ST)
     return result_BT
 
 
@@ -84,7 +86,7 @@ def test_every_layout_equals_plain_forwards(make_llama, tmp_path, random_groups,
 
 def test_the_prompt_and_common_beginnings_are_computed_once(make_group):
     groups = [make_group([5, 6, 7], [[1, 2, 3], [1, 2, 4], [9, 1]], [0.0, 1.0, 0.0])]
-    (batch,) = micro_batches(groups, [True] * 3, 3, SHARED)
+    (batch,) = micro_batches(groups, [True] * 3, SHARED)
     assert sorted(batch.tokens_RL.flatten().tolist()) == [1, 2, 5, 6, 7, 9]
     # Different pairs: 7->1, 7->9, 1->2, 2->3, 2->4, 9->1; the two samples share the first two of theirs.
     assert len(batch.target_N) == 6
@@ -93,7 +95,7 @@ def test_the_prompt_and_common_beginnings_are_computed_once(make_group):
 
 def test_identical_samples_are_one_sequence(make_group):
     groups = [make_group([5], [[1, 2]] * 4, [0.0, 1.0, 0.0, 1.0])]
-    (batch,) = micro_batches(groups, [True] * 4, 2, SHARED)
+    (batch,) = micro_batches(groups, [True] * 4, SHARED)
     assert batch.tokens == 2
     assert batch.mask_R1LL is None
     assert batch.action_ST.sum() == 8
@@ -102,14 +104,14 @@ def test_identical_samples_are_one_sequence(make_group):
 def test_samples_without_gradient_and_empty_ones_are_left_out(make_group):
     """Case 46: an empty completion among others makes no index error and contributes no token."""
     groups = [make_group([5], [[], [1, 2], [3]], [0.0, 1.0, 0.0]), make_group([6], [[7], [8]], [1.0, 0.0], 1)]
-    batches = micro_batches(groups, [True, True, False, False, True], 2, SHARED)
+    batches = micro_batches(groups, [True, True, False, False, True], SHARED)
     assert sorted(int(i) for batch in batches for i in batch.samples_S) == [1, 4]
-    assert micro_batches(groups, [True, False, False, False, False], 2, SHARED) == []
+    assert micro_batches(groups, [True, False, False, False, False], SHARED) == []
 
 
 def test_stop_token_that_is_also_the_pad_token_is_trained(make_group):
     groups = [make_group([2, 2], [[2, 2], [1, 2]], [0.0, 1.0])]
-    (batch,) = micro_batches(groups, [True, True], 2, SHARED)
+    (batch,) = micro_batches(groups, [True, True], SHARED)
     assert batch.action_ST.all()
     assert (batch.target_N == 2).sum() == 3
 

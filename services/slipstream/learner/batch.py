@@ -1,14 +1,15 @@
 """Scored groups to micro-batches of tensors: what goes through the model, and where its logprobs belong.
 
-Shapes: R rows of L tokens in a micro-batch, S of its samples, T completion tokens of the longest sample of the
-global batch, N different (hidden state, next token) pairs, P prompt tokens, n actions of a sample.
+Shapes: R rows of L tokens in a micro-batch, S samples in it, T completion tokens of the longest of them,
+N different (hidden state, next token) pairs, P prompt tokens, n actions of a sample.
 Everything follows from lengths; no token id means padding (in some models pad and stop token are the same).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +64,14 @@ class MicroBatch:
     action_ST: Tensor
     tokens: int
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on another device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
     def spread(self, values_N: Tensor) -> Tensor:
         """Values of the pairs at each sample's actions [S, T], 0 elsewhere; shared pairs' gradients add up."""
         values_ST = values_N.index_select(0, self.pair_ST.flatten()).view(self.pair_ST.shape)
@@ -86,13 +95,12 @@ def completions_of(groups: Scored) -> list[list[Completion]]:
     return result
 
 
-def micro_batches(groups: Scored, gradient_B: Sequence[bool], width: int, layout: Layout) -> list[MicroBatch]:
+def micro_batches(groups: Scored, gradient_B: Sequence[bool], layout: Layout) -> list[MicroBatch]:
     """The forward passes that the samples with a gradient need; the others and empty ones are left out.
 
     Args:
         groups: The global batch.
         gradient_B: Which of its samples carry a gradient.
-        width: T, the completion tokens of the longest sample of the global batch.
         layout: How the model wants it.
     """
     trees: list[Tree] = []
@@ -104,10 +112,10 @@ def micro_batches(groups: Scored, gradient_B: Sequence[bool], width: int, layout
         else:
             trees += chains(prompt, chosen)
     packed = pack(trees, layout.budget, layout.pair_cost, layout.share)
-    return [collate(rows, width) for rows in packed]
+    return [collate(rows) for rows in packed]
 
 
-def collate(rows: Sequence[Row], width: int) -> MicroBatch:
+def collate(rows: Sequence[Row]) -> MicroBatch:
     """The tensors of one micro-batch; see `MicroBatch`."""
     length = max(row_length(row) for row in rows)
     plain = all(len(row) == 1 and row[0].is_chain for row in rows)
@@ -129,7 +137,7 @@ def collate(rows: Sequence[Row], width: int) -> MicroBatch:
     if not plain:
         # A padding token sees itself, because the softmax over nothing is not a number.
         mask_RLL[:, np.arange(length), np.arange(length)] = True
-    source_N, target_N, pair_ST, action_ST = _pairs(places, width)
+    source_N, target_N, pair_ST, action_ST = _pairs(places)
     return MicroBatch(
         samples_S=torch.tensor([member.sample for member, _ in places]),
         tokens_RL=torch.from_numpy(tokens_RL),
@@ -143,14 +151,14 @@ def collate(rows: Sequence[Row], width: int) -> MicroBatch:
     )
 
 
-def _pairs(places: Sequence[tuple[Completion, Ints]], width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _pairs(places: Sequence[tuple[Completion, Ints]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Different (source, target) pairs, and which pair belongs to each action."""
     counts_S = np.array([len(member.actions) for member, _ in places])
     source = np.concatenate([path for _, path in places])
     target = np.concatenate([member.actions for member, _ in places])
     base = int(target.max()) + 1
     key_N, inverse = np.unique(source * base + target, return_inverse=True)
-    action_ST = np.arange(width) < counts_S[:, None]
+    action_ST = np.arange(counts_S.max()) < counts_S[:, None]
     pair_ST = np.zeros(action_ST.shape, dtype=np.int64)
     pair_ST[action_ST] = inverse.reshape(-1)
     return (

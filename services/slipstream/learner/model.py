@@ -74,14 +74,11 @@ class Policy:
         return {name: value.detach() for name, value in named.items()}
 
     def hidden_states(self, batch: MicroBatch) -> Tensor:
-        """Final hidden states [R, L, D] of a micro-batch's tokens."""
-        mask: Tensor | None = batch.mask_R1LL
-        if mask is not None:
-            mask = mask.to(self.device)
-            if self.module.config._attn_implementation == "eager":
-                mask = _additive(mask, self.module.dtype)
-        positions_RL = None if batch.positions_RL is None else batch.positions_RL.to(self.device)
-        return self._trunk(batch.tokens_RL.to(self.device), positions_RL, mask)
+        """Final hidden states [R, L, D] of a micro-batch's tokens; the batch is on the policy's device."""
+        mask = batch.mask_R1LL
+        if mask is not None and self.module.config._attn_implementation == "eager":
+            mask = _additive(mask, self.module.dtype)
+        return self._trunk(batch.tokens_RL, batch.positions_RL, mask)
 
     def _trunk(self, tokens_RL: Tensor, positions_RL: Tensor | None, mask: Tensor | None) -> Tensor:
         given: dict[str, Any] = {"input_ids": tokens_RL}

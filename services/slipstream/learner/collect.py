@@ -1,0 +1,76 @@
+"""Scored groups to the global batch that the objective is prepared on.
+
+Shapes: B samples of all groups in order, T completion tokens of the longest, K reward components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.algo.advantages import reward_tensor
+from slipstream.algo.prepare import Batch
+from slipstream.errors import UserError
+from slipstream.learner.batch import Scored
+from slipstream.messages import Sample, expand_versions
+from slipstream.staleness import age
+
+
+def global_batch(
+    groups: Scored, version: int, max_age: int | None, component_weights: Mapping[str, float] | None = None
+) -> Batch:
+    """All samples of the groups, padded by length.
+
+    Args:
+        groups: At least one.
+        version: The learner's version, from which the ages of tokens follow.
+        max_age: Age above which a token loses its weight; None masks none.
+        component_weights: Weight of each reward component by name, for objectives that need them apart.
+
+    Raises:
+        StalenessError: A token of a version that does not exist yet.
+        UserError: A component without a weight.
+    """
+    for group, _ in groups:
+        age(version, group.newest_version)
+    samples = [sample for group, _ in groups for sample in group.samples]
+    lengths = np.array([sample.tokens for sample in samples])
+    token_BT = np.arange(lengths.max()) < lengths[:, None]
+    logprobs = np.concatenate([arrays.logprobs for _, arrays in groups])
+    versions = np.concatenate([expand_versions(sample.versions) for sample in samples])
+    sizes = [len(group.samples) for group, _ in groups]
+    batch = Batch(
+        rewards_B=reward_tensor([sample.reward for sample in samples]),
+        groups_B=torch.from_numpy(np.repeat(np.arange(len(groups)), sizes)),
+        lengths_B=torch.from_numpy(lengths),
+        sampler_BT=_padded(logprobs, token_BT, np.dtype(np.float32)),
+        truncated_B=torch.tensor([sample.finish != "stop" for sample in samples]),
+        ages_BT=_padded(version - versions, token_BT, np.dtype(np.int64)),
+        max_age=max_age,
+        components_BK=None if component_weights is None else _components(samples, component_weights),
+        component_weights_K=(
+            None if component_weights is None else torch.tensor(list(component_weights.values()))
+        ),
+    )
+    return batch
+
+
+def _padded(values: np.ndarray, token_BT: np.ndarray, dtype: np.dtype) -> Tensor:
+    padded_BT = np.zeros(token_BT.shape, dtype=dtype)
+    padded_BT[token_BT] = values
+    return torch.from_numpy(padded_BT)
+
+
+def _components(samples: list[Sample], weights: Mapping[str, float]) -> Tensor:
+    """Component rewards [B, K] in the order of the weights; NaN where a sample has none."""
+    unknown = {name for sample in samples for name in sample.components} - set(weights)
+    if unknown:
+        raise UserError(
+            f"reward component {min(unknown)!r} has no weight in reward.functions",
+            "give the function that makes it this `name`",
+        )
+    rows = [[sample.components.get(name) for name in weights] for sample in samples]
+    return torch.stack([reward_tensor(row) for row in rows])

@@ -1,0 +1,67 @@
+"""What one call of `Trainer.step` did, and what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+Reason = Literal["", "no_gradient", "zero_gradient", "nonfinite"]
+
+
+@dataclass
+class StepReport:
+    """The outcome of a step.
+
+    Attributes:
+        stepped: Whether the weights changed, so that there is a new version.
+        reason: Why they did not: `no_gradient` (no sample can change the gradient: all rewards equal, unscored,
+            masked or empty), `zero_gradient` (computed, and exactly 0) or `nonfinite`.
+        detail: The reason in words.
+        updates: Updates made so far in the run, this one included.
+        learning_rate: Rate of this update; 0.0 without one.
+        gradient_norm: Global norm before clipping.
+        groups: Groups in the batch; `skipped_groups` of them had no sample with a gradient.
+        samples: Samples in the batch; `gradient_samples` of them went through the model.
+        completion_tokens: Sampled tokens in the batch.
+        model_tokens: Tokens that went through the model; `padding_tokens` came on top.
+        micro_batches: Forward passes.
+        metrics: Values by their exported name.
+        seconds: Wall seconds of `build`, `forward`, `backward` and `optimizer`.
+        cpu_seconds: The same in CPU seconds of this process.
+    """
+
+    stepped: bool = False
+    reason: Reason = ""
+    detail: str = ""
+    updates: int = 0
+    learning_rate: float = 0.0
+    gradient_norm: float = 0.0
+    groups: int = 0
+    skipped_groups: int = 0
+    samples: int = 0
+    gradient_samples: int = 0
+    completion_tokens: int = 0
+    model_tokens: int = 0
+    padding_tokens: int = 0
+    micro_batches: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def skipped_groups_ratio(self) -> float:
+        """Share of groups without a gradient."""
+        return self.skipped_groups / self.groups if self.groups else 0.0
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time spent inside to a part."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - wall
+            self.cpu_seconds[part] = self.cpu_seconds.get(part, 0.0) + time.process_time() - cpu

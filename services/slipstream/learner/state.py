@@ -1,0 +1,110 @@
+"""The trainer's state as files of a checkpoint: safetensors and JSON, nothing that can run code.
+
+`model.safetensors` holds the weights by Hugging Face name, `trainer.safetensors` the optimizer's moments
+(`optimizer/<parameter>:<moment>`) and the random states (`rng/<device>`), `trainer.json` the counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream.errors import UserError
+from slipstream.learner.model import Policy
+from slipstream.learner.optimizer import Optimizer
+
+MODEL, TRAINER, COUNTS = "model.safetensors", "trainer.safetensors", "trainer.json"
+SCHEMA = 1
+
+
+class Stateful(Protocol):
+    """What of a trainer is saved."""
+
+    policy: Policy
+    optimizer: Optimizer
+    nonfinite: int
+    nonfinite_in_a_row: int
+
+
+def writers(trainer: Stateful) -> dict[str, Callable[[Path], None]]:
+    """For each file name a function that writes it; call them before the next step."""
+    return {
+        MODEL: lambda path: save_file(_contiguous(trainer.policy.tensors()), path, metadata={"format": "pt"}),
+        TRAINER: lambda path: save_file(_contiguous(_moving_parts(trainer)), path),
+        COUNTS: lambda path: _write_counts(trainer, path),
+    }
+
+
+def load(trainer: Stateful, folder: Path) -> None:
+    """Overwrite the trainer's state by that of a checkpoint.
+
+    Raises:
+        UserError: A file is missing or unreadable, or the checkpoint is of another model.
+    """
+    try:
+        counts = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+        weights, parts = load_file(folder / MODEL), load_file(folder / TRAINER)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"checkpoint {folder} cannot be read: {error}", "resume from another one") from error
+    if counts.get("schema") != SCHEMA:
+        raise UserError(
+            f"checkpoint {folder} has schema {counts.get('schema')}, this version reads {SCHEMA}",
+            "resume with the version that wrote it",
+        )
+    _load_weights(trainer.policy.tensors(), weights, folder)
+    moments = _below(parts, "optimizer/")
+    trainer.optimizer.load_state(moments, counts["updates"])
+    trainer.nonfinite, trainer.nonfinite_in_a_row = counts["nonfinite"], counts["nonfinite_in_a_row"]
+    _restore_random(_below(parts, "rng/"))
+
+
+def _moving_parts(trainer: Stateful) -> dict[str, Tensor]:
+    parts = {f"optimizer/{name}": value for name, value in trainer.optimizer.state().items()}
+    parts["rng/cpu"] = torch.get_rng_state()
+    if trainer.policy.device.type == "cuda":
+        parts["rng/cuda"] = torch.cuda.get_rng_state(trainer.policy.device)
+    return parts
+
+
+def _restore_random(states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _load_weights(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], folder: Path) -> None:
+    different = sorted(
+        set(own) ^ set(saved) | {n for n in set(own) & set(saved) if own[n].shape != saved[n].shape}
+    )
+    if different:
+        raise UserError(
+            f"checkpoint {folder} is of another model: {len(different)} tensors differ, as {different[0]}",
+            "set model.source to the model that it was made from",
+        )
+    for name, value in own.items():
+        value.copy_(saved[name])
+
+
+def _write_counts(trainer: Stateful, path: Path) -> None:
+    counts: dict[str, Any] = {
+        "schema": SCHEMA,
+        "updates": trainer.optimizer.updates,
+        "nonfinite": trainer.nonfinite,
+        "nonfinite_in_a_row": trainer.nonfinite_in_a_row,
+    }
+    path.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.contiguous() for name, value in tensors.items()}
