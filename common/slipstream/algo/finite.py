@@ -18,5 +18,5 @@ def require_finite(name: str, values_BT: Tensor, mask_BT: Tensor, index_B: Tenso
     bad_BT = ~values_BT.isfinite() & mask_BT
     if bool(bad_BT.any()):
         row, token = bad_BT.nonzero()[0].tolist()
-        value = float(values_BT[row, token])
+        value = float(values_BT.detach()[row, token])
         raise NonFiniteError(f"{name} logprob of sample {int(index_B[row])}, token {token} is {value}")
