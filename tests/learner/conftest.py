@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.config.load import build
+from slipstream.learner.trainer import Trainer
 from slipstream.messages import Group, GroupArrays, Sample
 
 VOCAB = 40
@@ -110,5 +112,23 @@ def random_groups() -> Callable[..., list[tuple[Group, GroupArrays]]]:
             rewards[:2] = [0.0, 1.0]
             groups.append(group_of(prompt, completions, rewards, ticket))
         return groups
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(llama_folder):
+    def make(objective=None, optimizer=None, learner=None, eta=4, folder=None, **sections):
+        settings = {"learning_rate": 1e-2, "grad_clip": None, **(optimizer or {})}
+        tree = {
+            "run": {"steps": 50},
+            "model": {"source": str(folder or llama_folder)},
+            "reward": {"functions": [{"use": "last_number"}]},
+            "objective": {"recipe": "grpo", **(objective or {})},
+            "staleness": {"policy": "token", "max_staleness": eta},
+            "learner": {"device": "cpu", "optimizer": settings, **(learner or {})},
+            **sections,
+        }
+        return Trainer(build(tree)[0], folder or llama_folder)
 
     return make

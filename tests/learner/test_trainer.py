@@ -7,30 +7,10 @@ import math
 import pytest
 import torch
 
-from slipstream.config.load import build
 from slipstream.errors import RunHalted, StalenessError
 from slipstream.learner.batch import completions_of
-from slipstream.learner.trainer import Trainer
 
 NO_CORRECTION = {"correction": "none"}
-
-
-@pytest.fixture
-def make_trainer(llama_folder):
-    def make(objective=None, optimizer=None, learner=None, eta=4, folder=None, **sections):
-        settings = {"learning_rate": 1e-2, "grad_clip": None, **(optimizer or {})}
-        tree = {
-            "run": {"steps": 50},
-            "model": {"source": str(folder or llama_folder)},
-            "reward": {"functions": [{"use": "last_number"}]},
-            "objective": {"recipe": "grpo", **(objective or {})},
-            "staleness": {"policy": "token", "max_staleness": eta},
-            "learner": {"device": "cpu", "optimizer": settings, **(learner or {})},
-            **sections,
-        }
-        return Trainer(build(tree)[0], folder or llama_folder)
-
-    return make
 
 
 def _copy(trainer):

@@ -1,0 +1,99 @@
+"""A checkpoint continues to the bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from slipstream.checkpoint.writing import write
+from slipstream.errors import UserError
+
+
+def _copy(trainer):
+    return {name: value.clone() for name, value in trainer.tensors().items()}
+
+
+def _same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_step_after_a_load_is_bit_identical(make_trainer, random_groups, tmp_path):
+    optimizer = {"schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1}
+    trainer = make_trainer(optimizer=optimizer)
+    for version in range(3):
+        trainer.step(random_groups(seed=version), 0)
+    folder = write(tmp_path, 3, trainer.save_writers())
+    torch.rand(1)  # whatever draws random numbers next draws the same after a load
+    drawn = torch.rand(4)
+    straight = trainer.step(random_groups(seed=3), 0)
+
+    resumed = make_trainer(optimizer=optimizer)
+    resumed.load(folder)
+    torch.rand(1)
+    assert torch.equal(torch.rand(4), drawn)
+    again = resumed.step(random_groups(seed=3), 0)
+    assert again.updates == straight.updates == 4
+    assert again.learning_rate == straight.learning_rate
+    assert again.metrics == straight.metrics
+    assert _same(_copy(resumed), _copy(trainer))
+    assert _same(resumed.optimizer.state(), trainer.optimizer.state())
+
+
+def test_a_checkpoint_before_the_first_step_loads(make_trainer, random_groups, tmp_path):
+    trainer = make_trainer()
+    folder = write(tmp_path, 0, trainer.save_writers())
+    resumed = make_trainer()
+    resumed.step(random_groups(seed=5), 0)
+    resumed.load(folder)
+    assert resumed.step(random_groups(), 0).updates == trainer.step(random_groups(), 0).updates == 1
+    assert _same(_copy(resumed), _copy(trainer))
+
+
+def test_tensors_have_hugging_face_names_and_tied_ones_appear_once(make_trainer, make_llama, tmp_path):
+    tied = make_trainer()
+    assert "model.embed_tokens.weight" in tied.tensors()
+    assert "lm_head.weight" not in tied.tensors()
+    free = make_trainer(folder=make_llama(tmp_path, tie_word_embeddings=False))
+    assert "lm_head.weight" in free.tensors()
+    with safe_open(tmp_path / "model.safetensors", "pt") as saved:
+        assert set(saved.keys()) == set(free.tensors())
+
+
+def test_saved_weights_load_into_transformers(make_trainer, random_groups, llama_folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    trainer = make_trainer()
+    trainer.step(random_groups(), 0)
+    trainer.save_writers()["model.safetensors"](tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((llama_folder / "config.json").read_text())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.get_input_embeddings().weight, trainer.tensors()["model.embed_tokens.weight"])
+
+
+def test_checkpoint_of_another_model_is_named(make_trainer, make_llama, tmp_path):
+    trainer = make_trainer()
+    folder = write(tmp_path / "checkpoints", 0, trainer.save_writers())
+    other = make_trainer(folder=make_llama(tmp_path / "other", hidden_size=64))
+    before = _copy(other)
+    with pytest.raises(UserError, match="another model"):
+        other.load(folder)
+    assert _same(_copy(other), before)
+
+
+@pytest.mark.parametrize("damage", ["missing", "broken", "schema"])
+def test_unreadable_checkpoint_is_one_line(make_trainer, tmp_path, damage):
+    trainer = make_trainer()
+    folder = write(tmp_path, 0, trainer.save_writers())
+    if damage == "missing":
+        (folder / "trainer.safetensors").unlink()
+    elif damage == "broken":
+        (folder / "model.safetensors").write_bytes(b"no tensors")
+    else:
+        (folder / "trainer.json").write_text(json.dumps({"schema": 99}))
+    with pytest.raises(UserError) as caught:
+        trainer.load(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
