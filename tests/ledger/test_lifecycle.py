@@ -26,3 +26,20 @@ async def test_a_ticket_goes_from_admission_to_a_durable_step(ledger, terms, rep
     audit = await ledger.audit()
     assert audit.problems == []
     assert audit.counts == await ledger.counts()
+
+
+async def test_states_are_listed_for_tickets_that_have_a_record(ledger, terms, replica):
+    await ledger.open_run(terms())
+    await ledger.join(replica())
+    await ledger.claim_learner("L1")
+    await ledger.admit("g0", 3, 0)
+    await ledger.buffered(0, 0, "b0", 0, 0, 10, True)
+    await ledger.buffered(1, 0, "b0", 0, 0, 10, True)
+    await ledger.take(1, [(0, 0)], "L1")
+    assert await ledger.taken(1) == [0]
+    assert await ledger.states([0, 1, 2, 99]) == {0: "taken", 1: "buffered", 2: "rolling"}
+    await ledger.commit(1, 1, "L1")
+    assert await ledger.taken(1) == [0]
+    await ledger.durable(1, "L1")
+    assert await ledger.taken(1) == []
+    assert 0 not in await ledger.states([0, 1, 2])

@@ -570,6 +570,19 @@ define('take', WRITES, function(step, tickets, learner)
   return {taken, refused}
 end)
 
+-- Tickets of a step that are taken or trained, and not folded yet.
+define('taken', READS, function(step) return sorted_members('step:' .. step) end)
+
+-- (ticket, state) of those that have a record; the others are folded, or were never issued.
+define('states', READS, function(tickets)
+  local found = {}
+  for _, number in ipairs(tickets) do
+    local state = redis.call('HGET', key('t:' .. number), 'state')
+    if state then found[#found + 1] = {number, state} end
+  end
+  return found
+end)
+
 define('untake', WRITES, function(step, learner)
   local run = run_of(learner)
   if step <= run.step then refuse('LEDGER', 'step ' .. step .. ' is committed; a rollback undoes it') end

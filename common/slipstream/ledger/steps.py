@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.ledger.base import LedgerCalls
-from slipstream.ledger.records import Folded, RunState, Taken
+from slipstream.ledger.records import Folded, RunState, State, Taken
 from slipstream.ledger.runs import StateReply
+
+_AT_ONCE = 1000
 
 
 class _FoldedReply(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +38,18 @@ class StepCalls(LedgerCalls):
             learner: The learner's incarnation.
         """
         return await self._book.call(Taken, "take", step, list(tickets), learner)
+
+    async def taken(self, step: int) -> list[int]:
+        """Tickets of a step that is taken or trained and not yet folded."""
+        return await self._book.call(list[int], "taken", step)
+
+    async def states(self, tickets: Sequence[int]) -> dict[int, State]:
+        """State of each ticket that has a record; those that are missing are folded."""
+        found: dict[int, State] = {}
+        for start in range(0, len(tickets), _AT_ONCE):
+            batch = list(tickets[start : start + _AT_ONCE])
+            found.update(await self._book.call(list[tuple[int, State]], "states", batch))
+        return found
 
     async def untake(self, step: int, learner: str) -> None:
         """Give back what was taken for a step that is not committed."""
