@@ -12,8 +12,8 @@ from slipstream.algo.aggregation import sequence_mean
 from slipstream.algo.ratios import log_ratio
 
 
-def fresh_tokens(ages_BT: Tensor, mask_BT: Tensor, max_age: int) -> Tensor:
-    """Tokens inside the staleness bound (age <= max_age) [B, T].
+def fresh_tokens(ages_BT: Tensor, mask_BT: Tensor, max_age: int | None = None) -> Tensor:
+    """Tokens inside the staleness bound (age <= max_age; None is no bound) [B, T].
 
     Raises:
         ValueError: A token in the mask has a negative age, i.e. comes from a version that does not exist yet.
@@ -22,7 +22,7 @@ def fresh_tokens(ages_BT: Tensor, mask_BT: Tensor, max_age: int) -> Tensor:
     if bool((ages_BT < 0).any()):
         sample, token = (ages_BT < 0).nonzero()[0].tolist()
         raise ValueError(f"sample {sample}, token {token}: age {int(ages_BT[sample, token])} is in the future")
-    return ages_BT <= max_age
+    return mask_BT if max_age is None else ages_BT <= max_age
 
 
 def geometric_inside(log_rho_BT: Tensor, mask_BT: Tensor, low: float | None, high: float | None) -> Tensor:

@@ -147,5 +147,5 @@ def _vector(values: Mapping[str, Tensor | float], at: dict[str, int], empty: flo
 
 
 def _effective(total: float, squares: float, count: float) -> float:
-    """(sum w)^2 / (n sum w^2), between 0 and 1; 0 when nothing was counted."""
-    return total * total / (squares * count) if squares and count else 0.0
+    """(sum w)^2 / (n sum w^2), between 0 and 1; -inf when nothing was counted."""
+    return total * total / (squares * count) if squares and count else float("-inf")

@@ -121,9 +121,7 @@ def prepare(spec: Objective, batch: Batch) -> Prepared:
     mask_BT = _loss_mask(spec, batch, rewards_B.isfinite())
     _check(batch, mask_BT)
     advantages_BT = _advantages(spec, batch, rewards_B, mask_BT)
-    fresh_BT = mask_BT
-    if batch.max_age is not None:
-        fresh_BT = mask_BT & fresh_tokens(_need(batch.ages_BT, "ages_BT"), mask_BT, batch.max_age)
+    fresh_BT = _fresh(batch, mask_BT)
     prepared = Prepared(
         advantages_BT=advantages_BT,
         mask_BT=mask_BT,
@@ -188,6 +186,14 @@ def _check(batch: Batch, mask_BT: Tensor) -> None:
     for name, values_BT in (("sampler", batch.sampler_BT), ("reference", batch.reference_BT)):
         if values_BT is not None:
             require_finite(name, values_BT, mask_BT, index_B)
+
+
+def _fresh(batch: Batch, mask_BT: Tensor) -> Tensor:
+    """Tokens of the mask inside the age bound [B, T]; ages are checked even when there is no bound."""
+    if batch.ages_BT is None and batch.max_age is None:
+        return mask_BT
+    ages_BT = _need(batch.ages_BT, "ages_BT")
+    return mask_BT & fresh_tokens(ages_BT, mask_BT, batch.max_age)
 
 
 def _advantages(spec: Objective, batch: Batch, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -38,3 +39,8 @@ class TokenLoss:
 def unbounded(loss_BT: Tensor, mask_BT: Tensor) -> TokenLoss:
     """A token loss without any bound."""
     return TokenLoss(loss_BT, ~mask_BT & mask_BT, ~mask_BT & mask_BT)
+
+
+def by_sign(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """`yes` where the condition holds, else `no`, in the dtype of `like` (two floats alone would be float32)."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slipstream.algo.aggregation import sequence_mean
-from slipstream.algo.losses.base import Terms, TokenLoss, unbounded
+from slipstream.algo.losses.base import Terms, TokenLoss, by_sign, unbounded
 
 
 def clipped(
@@ -43,7 +43,7 @@ def cispo(terms: Terms, low: float | None = None, high: float | None = 0.28) -> 
 
 def sapo(terms: Terms, tau_pos: float = 1.0, tau_neg: float = 1.05) -> TokenLoss:
     """-A (4 / tau) sigmoid(tau (r - 1)), a soft gate; larger tau is sharper. SAPO, arXiv 2511.20347."""
-    tau_BT = torch.where(terms.advantages_BT > 0, tau_pos, tau_neg).to(terms.log_r_BT.dtype)
+    tau_BT = by_sign(terms.advantages_BT > 0, tau_pos, tau_neg, terms.log_r_BT)
     gate_BT = 4 / tau_BT * torch.sigmoid(tau_BT * (terms.log_r_BT.exp() - 1))
     return unbounded(-terms.advantages_BT * gate_BT, terms.mask_BT)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.algo.aggregation import sequence_sum
-from slipstream.algo.losses.base import Terms, TokenLoss, unbounded
+from slipstream.algo.losses.base import Terms, TokenLoss, by_sign, unbounded
 
 TINY = 1e-7  # keeps a probability's complement away from 0 in a binary divergence
 
@@ -27,8 +27,8 @@ def vespo(
     log_w_B = sequence_sum(terms.log_u_BT.detach(), terms.mask_BT).clamp(math.log(1e-8), 20.0)
     log_w_BT = log_w_B[:, None].expand_as(terms.log_u_BT)
     rising_BT = terms.advantages_BT >= 0
-    k_BT = torch.where(rising_BT, positive[0], negative[0]).to(log_w_BT.dtype)
-    lambda_BT = torch.where(rising_BT, positive[1], negative[1]).to(log_w_BT.dtype)
+    k_BT = by_sign(rising_BT, positive[0], negative[0], log_w_BT)
+    lambda_BT = by_sign(rising_BT, positive[1], negative[1], log_w_BT)
     phi_BT = (k_BT * log_w_BT + lambda_BT * (1 - log_w_BT.exp())).exp()
     return unbounded(-phi_BT * terms.advantages_BT * terms.logprobs_BT, terms.mask_BT)
 
