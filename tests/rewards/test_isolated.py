@@ -1,0 +1,128 @@
+"""Scorers that run in workers: `python`, `regex`, `reasoning_gym`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from slipstream.rewards.base import RewardSpec
+from slipstream.rewards.python import find_code
+from slipstream.rewards.scorers import Scorers
+
+pytestmark = pytest.mark.process
+
+Load = Callable[..., Scorers]
+GOOD = "Here it is:\n```python\ndef f(x):\n    return x + 1\n```\nDone."
+TESTS = {"tests": ["assert f(1) == 2", "assert f(-1) == 0"]}
+
+
+def test_code_is_the_last_fenced_block() -> None:
+    assert find_code("```python\na\n```\nor\n```py\nb\n```") == "b"
+    assert find_code("```\na = 1") == "a = 1"
+    assert find_code("a = 1") == "a = 1"
+
+
+async def test_programs_pass_or_fail_their_tests(scorers: Load) -> None:
+    programs = {
+        GOOD: 1,
+        "def f(x): return x": 0,
+        "def f(x: return": 0,
+        "": 0,
+        # Leaving before the tests is no pass.
+        "import os; os._exit(0)": 0,
+        "raise SystemExit(0)": 0,
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": 0,
+        # Another program's traces are gone, and so are the parent's secrets and the network.
+        "import builtins\nassert not hasattr(builtins, 'left')\nbuiltins.left = 1\ndef f(x): return x + 1": 1,
+        "import os\nassert 'SECRET' not in os.environ\ndef f(x): return x + 1": 1,
+        "import sys\nprint('x' * 5000, file=sys.stderr)\ndef f(x): return x + 1": 1,
+        "print('x' * 10**8)\ndef f(x): return x + 1": 0,
+    }
+    loaded = scorers(RewardSpec("python", timeout_seconds=20))
+    scored = await loaded.score_group("p", list(programs), TESTS)
+    assert {program: sample.reward for program, sample in zip(programs, scored, strict=True)} == programs
+    assert not any(sample.unscored for sample in scored)
+
+
+async def test_the_environment_is_bare(scorers: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    code = "import os\nassert 'SECRET' not in os.environ\nassert os.listdir('.') == []\ndef f(x): return x + 1"
+    scored = await scorers(RewardSpec("python")).score_group("p", [code], TESTS)
+    assert scored[0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "flag"),
+    [("while True: pass", "python:timeout"), ("x = [0] * 10**10\ndef f(x): return x + 1", "python:memory")],
+)
+async def test_a_program_over_its_limits_scores_0(scorers: Load, code: str, flag: str) -> None:
+    """Case 2 and Case 3, for a program."""
+    loaded = scorers(RewardSpec("python", timeout_seconds=1.0))
+    scored = (await loaded.score_group("p", [code], TESTS))[0]
+    assert (scored.reward, scored.flags) == (0.0, (flag,))
+
+
+async def test_a_process_that_a_program_leaves_behind_dies_with_it(scorers: Load) -> None:
+    code = (
+        "import subprocess\nsubprocess.Popen(['sleep', '4711'], start_new_session=True)\ndef f(x): return x + 1"
+    )
+    loaded = scorers(RewardSpec("python"))
+    assert (await loaded.score_group("p", [code], TESTS))[0].reward == 1.0
+    await loaded.close()
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4711"]]
+    assert left == []
+
+
+async def test_a_row_without_tests_is_unscored(scorers: Load) -> None:
+    loaded = scorers(RewardSpec("python"))
+    assert (await loaded.score_group("p", [GOOD], {"tests": ""}))[0].unscored == "exception"
+    assert (await loaded.score_group("p", [GOOD], {}))[0].unscored == "exception"
+
+
+async def test_regex_rewards_a_form(scorers: Load) -> None:
+    """Case 7: the instruction's own box earns no format reward."""
+    loaded = scorers(RewardSpec("regex", name="format", options={"pattern": r"\\boxed\{.+\}"}))
+    scored = await loaded.score_group(
+        r"Answer within \boxed{4}.", ["I don't know.", "so\n" + r"\boxed{4}"], {"answer": "4"}
+    )
+    assert [sample.reward for sample in scored] == [0.0, 1.0]
+
+
+async def test_a_pattern_that_never_ends_is_stopped(scorers: Load) -> None:
+    options = {"pattern": "(a+)+b", "full": True}
+    loaded = scorers(RewardSpec("regex", timeout_seconds=0.5, options=options))
+    scored = await loaded.score_group("p", ["a" * 60, "aab"], {})
+    assert [sample.unscored for sample in scored] == ["timeout", ""]
+    assert scored[1].reward == 1.0
+
+
+async def test_reasoning_gym_counts_only_a_full_score(scorers: Load) -> None:
+    pytest.importorskip("reasoning_gym")
+    columns: dict[str, Any] = {"answer": "1", "metadata": {"source_dataset": "chain_sum"}}
+    texts = ["1", "<answer>1</answer>", "so <answer> 1 </answer>", "11", "no"]
+    loaded = scorers(
+        RewardSpec("reasoning_gym", timeout_seconds=30),
+        RewardSpec(
+            "reasoning_gym",
+            name="part",
+            weight=0.0,
+            options={"partial": True, "task": "chain_sum"},
+            timeout_seconds=30,
+        ),
+    )
+    await loaded.start()
+    scored = await loaded.score_group("p", texts, columns)
+    assert [sample.reward for sample in scored] == [1, 1, 1, 0, 0]
+    assert scored[3].components["part"] == 0.5
+
+
+async def test_a_reasoning_gym_scorer_that_throws_gives_0_and_a_flag(scorers: Load) -> None:
+    pytest.importorskip("reasoning_gym")
+    options = {"task": "prime_factorization"}
+    columns = {"answer": "2 × 3", "metadata": '{"number": 6, "factors": [2, 3]}'}
+    loaded = scorers(RewardSpec("reasoning_gym", options=options, timeout_seconds=30))
+    await loaded.start()
+    scored = await loaded.score_group("p", ["zzz", "2 × 3"], columns)
+    assert [sample.reward for sample in scored] == [0.0, 1.0]
+    assert scored[0].flags == ("reasoning_gym:scorer_raised",)
