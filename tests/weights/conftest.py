@@ -12,6 +12,8 @@ import pytest
 
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import Layout, layout
+from slipstream.weights.shm import ShmPublisher
+from slipstream.weights.shm_reader import ShmSubscriber
 
 Sources = dict[str, ArraySource]
 
@@ -91,3 +93,31 @@ def publisher_process(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen
     for process in started:
         process.kill()
         process.communicate()
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, plain_layout: Layout, clock: Clock) -> Iterator[ShmPublisher]:
+    made = ShmPublisher("run", 1, plain_layout, directory=tmp_path, keep_seconds=60, clock=clock)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def subscriber(tmp_path: Path, plain_layout: Layout) -> Iterator[ShmSubscriber]:
+    made = ShmSubscriber(expected=plain_layout, directory=tmp_path)
+    yield made
+    made.close()

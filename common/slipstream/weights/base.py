@@ -8,7 +8,7 @@ asking and not by having listened.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,13 @@ import numpy.typing as npt
 from slipstream.errors import UserError
 from slipstream.weights.manifest import Layout, Manifest
 
+if TYPE_CHECKING:
+    from slipstream.weights.tcp import Dial
+    from slipstream.weights.tcp_server import ServerOptions
+
 Array = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]
-Transport = Literal["auto", "shm"]
+Transport = Literal["auto", "shm", "tcp"]
 
 # numpy knows neither bfloat16 nor the 8-bit floats: these travel as integers of the same width
 CARRIERS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
@@ -80,14 +84,23 @@ class Mapped(Protocol):
     def release(self) -> None: ...
 
 
+class Committable(Protocol):
+    """A version that is copied but not yet visible."""
+
+    def commit(self) -> Manifest:
+        """Digest and make it available; blocks for one digest of the bytes, so it belongs in a thread."""
+        ...
+
+
 class Publisher(Protocol):
-    """The learner's side; used by one thread at a time."""
+    """The learner's side; used by one thread at a time, but for `commit`."""
+
+    def stage(self, version: int, tensors: Mapping[str, Source]) -> Committable:
+        """The one copy, all that the learner waits for; the tensors may change once this returns."""
+        ...
 
     def publish(self, version: int, tensors: Mapping[str, Source]) -> Manifest:
-        """Copy, digest and make a version available; the tensors may change once this returns.
-
-        Blocks for one copy and one digest of the bytes, so it belongs in a thread.
-        """
+        """Stage and commit in one call."""
         ...
 
     def retire(self, acknowledged: int) -> None:
@@ -114,30 +127,65 @@ class Subscriber(Protocol):
 
 
 def open_publisher(
-    run: str, incarnation: int, layout: Layout, *, transport: Transport = "auto", threads: int = 2
+    run: str,
+    incarnation: int,
+    layout: Layout,
+    *,
+    transport: Transport = "auto",
+    threads: int = 2,
+    server: ServerOptions | None = None,
 ) -> Publisher:
-    """The publisher for a transport; `auto` takes the best one that reaches every replica.
+    """The publisher for a transport.
+
+    `auto` serves this host through shared memory, and other hosts over TCP when `server` says where to listen.
 
     Raises:
-        UserError: An unknown transport, or not enough space for two versions.
+        UserError: An unknown transport, a port that is taken, or not enough space for two versions.
     """
-    if transport not in ("auto", "shm"):
-        raise UserError(f"weights.transport is {transport!r}", "use auto or shm")
+    _check(transport)
     from slipstream.weights.shm import ShmPublisher
 
-    return ShmPublisher(run, incarnation, layout, threads=threads)
+    shm = ShmPublisher(run, incarnation, layout, threads=threads)
+    if transport == "shm" or (transport == "auto" and server is None):
+        return shm
+    from slipstream.weights.tcp import TcpPublisher
+    from slipstream.weights.tcp_server import ServerOptions, WeightServer
+
+    try:
+        return TcpPublisher(shm, WeightServer(server or ServerOptions()))
+    except UserError:
+        shm.close()
+        raise
 
 
 def open_subscriber(
-    *, transport: Transport = "auto", expected: Layout | None = None, threads: int = 1
+    *,
+    transport: Transport = "auto",
+    expected: Layout | None = None,
+    threads: int = 1,
+    dial: Dial | None = None,
 ) -> Subscriber:
-    """The subscriber for a transport; `expected` is the layout of the engine's own model, checked per version.
+    """The subscriber for a transport; `auto` maps what lies on this host and pulls the rest over TCP.
+
+    Args:
+        transport: auto, shm or tcp.
+        expected: The layout of the engine's own model; a version that differs is refused.
+        threads: Threads that verify. dial: Keys and deadline for TCP.
 
     Raises:
         UserError: An unknown transport.
     """
-    if transport not in ("auto", "shm"):
-        raise UserError(f"weights.transport is {transport!r}", "use auto or shm")
+    _check(transport)
     from slipstream.weights.shm_reader import ShmSubscriber
 
-    return ShmSubscriber(expected=expected, threads=threads)
+    if transport == "shm":
+        return ShmSubscriber(expected=expected, threads=threads)
+    from slipstream.weights.tcp import AutoSubscriber, TcpSubscriber
+
+    tcp = TcpSubscriber(dial, expected=expected, threads=threads)
+    return tcp if transport == "tcp" else AutoSubscriber(ShmSubscriber(expected=expected, threads=threads), tcp)
+
+
+def _check(transport: str) -> None:
+    if transport not in get_args(Transport):
+        raise UserError(f"weights.transport is {transport!r}", "use auto, shm or tcp")

@@ -39,7 +39,11 @@ def verify(data: Bytes, manifest: Manifest, pool: ThreadPoolExecutor | None = No
     Raises:
         WeightsError: The first bucket that differs, with the tensors in it.
     """
-    found = bucket_digests(data, manifest.layout, pool)
+    compare(bucket_digests(data, manifest.layout, pool), manifest)
+
+
+def compare(found: list[str], manifest: Manifest) -> None:
+    """Compare the digests found with the manifest's; raises as `verify`."""
     for index, (want, have) in enumerate(zip(manifest.digests, found, strict=True)):
         if want != have:
             names = ", ".join(manifest.layout.names_in(index)[:4])

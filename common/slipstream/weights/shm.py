@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slipstream.errors import WeightsError
 from slipstream.weights import segments
-from slipstream.weights.base import Source
+from slipstream.weights.base import Bytes, Source
 from slipstream.weights.copying import check_sources, copy_all, plan
 from slipstream.weights.digests import bucket_digests, whole_digest
 from slipstream.weights.manifest import Layout, Manifest
@@ -36,11 +36,14 @@ class Staged:
 
     version: int
     segment: segments.Segment
-    _commit: Callable[[Staged], Manifest]
+    _commit: Callable[[Staged, list[str]], Manifest]
 
-    def commit(self) -> Manifest:
-        """Digest and publish; the learner may train on meanwhile, so call it from a thread."""
-        return self._commit(self)
+    def commit(self, digests: list[str] | None = None) -> Manifest:
+        """Digest (unless the bucket digests are known) and publish.
+
+        The learner may train on meanwhile, so call it from a thread.
+        """
+        return self._commit(self, digests or [])
 
 
 class ShmPublisher:
@@ -112,6 +115,14 @@ class ShmPublisher:
             WeightsError, UserError: As `publish`.
         """
         check_sources(self.layout, tensors)
+        return self.fill(version, lambda data: copy_all(data, tensors, self._batches, self._pool))
+
+    def fill(self, version: int, write: Callable[[Bytes], None]) -> Staged:
+        """Stage a version whose bytes [total_bytes] `write` puts in place; what it raises is passed on.
+
+        Raises:
+            WeightsError, UserError: As `publish`.
+        """
         with self._guard:
             self._check_open()
             if version <= self._last:
@@ -121,7 +132,7 @@ class ShmPublisher:
             self._writing.append(segment)
         try:
             segment.rename(f"{self._prefix}-{version}.part")
-            copy_all(segment.data, tensors, self._batches, self._pool)
+            write(segment.data)
         except BaseException:
             with self._guard:
                 self._writing.remove(segment)
@@ -150,18 +161,18 @@ class ShmPublisher:
         with self._guard:
             self._remove_files()
 
-    def _commit(self, staged: Staged) -> Manifest:
+    def _commit(self, staged: Staged, digests: list[str]) -> Manifest:
         self._check_open()
-        digests = bucket_digests(staged.segment.data[: self.layout.total_bytes], self.layout, self._pool)
+        digests = digests or bucket_digests(staged.segment.data, self.layout, self._pool)
         name = f"{self._prefix}-{staged.version}"
         with self._guard:
             self._check_open()
             staged.segment.open_for_readers(name)
             self._writing.remove(staged.segment)
-            for live in self._live.values():
-                if live.superseded_at is None:
-                    live.superseded_at = self._clock()
             self._live[staged.version] = _Live(staged.segment)
+            for version, live in self._live.items():
+                if version < max(self._live) and live.superseded_at is None:
+                    live.superseded_at = self._clock()
         return Manifest(
             run=self.run,
             version=staged.version,

@@ -78,6 +78,11 @@ class ShmSubscriber:
         self._expected, self._directory = expected, directory
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-verify")
 
+    def has(self, manifest: Manifest) -> bool:
+        """Whether the version lies on this host."""
+        name = manifest.locations.get("shm", "")
+        return bool(name) and (self._directory / name).exists()
+
     def fetch(self, manifest: Manifest) -> ShmWeights:
         """Map a version and verify every bucket.
 
@@ -87,7 +92,7 @@ class ShmSubscriber:
         check_manifest(manifest)
         if self._expected and (problems := mismatches(self._expected, manifest.layout)):
             raise WeightsError(f"version {manifest.version} does not fit the model: " + "; ".join(problems))
-        weights = ShmWeights(manifest, self._map(manifest))
+        weights = ShmWeights(manifest, map_version(self._directory, manifest))
         try:
             verify(weights.data, manifest, self._pool)
         except WeightsError:
@@ -99,28 +104,36 @@ class ShmSubscriber:
         """End the threads; harmless when repeated."""
         self._pool.shutdown()
 
-    def _map(self, manifest: Manifest) -> mmap.mmap:
-        name = manifest.locations.get("shm", "")
-        if name != f"{segments.prefix_of(manifest.run, manifest.incarnation)}-{manifest.version}":
-            raise WeightsError(
-                f"version {manifest.version} is not offered over shm, or under a foreign name {name!r}"
-            )
-        path = self._directory / name
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise _gone(manifest) from error
-        try:
-            # The shared lock keeps the publisher from writing here again. The mapping holds a duplicate of the
-            # descriptor, so the lock lives exactly as long as the last array does.
-            if not segments.try_lock(fd, fcntl.LOCK_SH) or not segments.same_file(fd, path):
-                raise _gone(manifest)
-            if (size := os.fstat(fd).st_size) != manifest.layout.total_bytes:
-                raise WeightsError(f"{path} has {size} bytes, expected {manifest.layout.total_bytes}")
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # all pages at once, cheaper than a fault for each
-            return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
+
+def map_version(directory: Path, manifest: Manifest) -> mmap.mmap:
+    """Map a version of a publisher on this host, read-only and not yet verified.
+
+    The publisher cannot write to these pages again before the mapping and every array over it are gone.
+
+    Raises:
+        WeightsError: It is not offered over shm, it is gone, or its size does not fit.
+    """
+    name = manifest.locations.get("shm", "")
+    if name != f"{segments.prefix_of(manifest.run, manifest.incarnation)}-{manifest.version}":
+        raise WeightsError(
+            f"version {manifest.version} is not offered over shm, or under a foreign name {name!r}"
+        )
+    path = directory / name
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise _gone(manifest) from error
+    try:
+        # The shared lock keeps the publisher from writing here again. The mapping holds a duplicate of the
+        # descriptor, so the lock lives exactly as long as the last array does.
+        if not segments.try_lock(fd, fcntl.LOCK_SH) or not segments.same_file(fd, path):
+            raise _gone(manifest)
+        if (size := os.fstat(fd).st_size) != manifest.layout.total_bytes:
+            raise WeightsError(f"{path} has {size} bytes, expected {manifest.layout.total_bytes}")
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # all pages at once, cheaper than a fault for each
+        return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
 
 
 def _gone(manifest: Manifest) -> WeightsError:

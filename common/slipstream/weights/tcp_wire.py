@@ -1,0 +1,55 @@
+"""Chunks of a version over ZeroMQ: a request, and a reply of a typed header and the bytes as a raw frame."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slipstream.errors import MessageError
+
+SCHEMA = 1
+FRAME_BYTES = 8 << 20
+MAX_HEADER_BYTES = 64 << 10
+
+
+class ChunkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Ask for `length` bytes of a version from `offset` on."""
+
+    run: str
+    incarnation: int
+    version: int
+    offset: int
+    length: int
+    schema: int = SCHEMA
+
+
+class ChunkReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Header of the bytes asked for; where `problem` is not empty no bytes follow."""
+
+    version: int
+    offset: int
+    problem: str = ""
+    schema: int = SCHEMA
+
+
+def decode_request(data: bytes) -> ChunkRequest:
+    """A request within its bounds; raises `MessageError` for anything else."""
+    try:
+        request = msgspec.msgpack.decode(data, type=ChunkRequest)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MessageError(f"request for weights cannot be read: {error}") from error
+    if request.schema != SCHEMA:
+        raise MessageError(f"request for weights has schema {request.schema}, this process reads {SCHEMA}")
+    if request.offset < 0 or not 0 < request.length <= FRAME_BYTES:
+        raise MessageError(f"request for {request.length} bytes of weights, allowed are 1 to {FRAME_BYTES}")
+    return request
+
+
+def decode_reply(data: bytes) -> ChunkReply:
+    """A reply's header; raises `MessageError` for anything else."""
+    try:
+        reply = msgspec.msgpack.decode(data, type=ChunkReply)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MessageError(f"reply with weights cannot be read: {error}") from error
+    if reply.schema != SCHEMA:
+        raise MessageError(f"reply with weights has schema {reply.schema}, this process reads {SCHEMA}")
+    return reply
