@@ -1,0 +1,144 @@
+"""Receivers and learners that are killed or stopped in the middle of a transfer."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from slipstream.errors import TransportTimeout
+from slipstream.weights import tcp
+from slipstream.weights.manifest import decode_manifest, encode_manifest
+from slipstream.weights.shm import ShmPublisher
+from slipstream.weights.tcp import Dial, TcpPublisher, TcpSubscriber
+from slipstream.weights.tcp_server import ServerOptions, WeightServer
+
+pytestmark = pytest.mark.process
+
+RECEIVER = """
+import os, signal, sys
+from pathlib import Path
+from slipstream.weights import tcp
+from slipstream.weights.manifest import decode_manifest
+
+directory, phase, signum = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+manifests = [decode_manifest(bytes.fromhex(word)) for word in sys.argv[4:]]
+tcp.FRAME_BYTES = 5000
+take, frames = tcp._take_frame, []
+
+def counting(*arguments):
+    take(*arguments)
+    frames.append(1)
+    if phase == "receiving" and len(frames) == 10:
+        strike()
+
+def strike(*_):
+    print("struck", flush=True)
+    os.kill(os.getpid(), signum)
+
+subscriber = tcp.TcpSubscriber(directory=directory)
+subscriber.fetch(manifests[0])
+tcp._take_frame = counting
+if phase == "verifying":
+    tcp.compare = strike
+if phase == "mapping":
+    tcp.map_version = strike
+subscriber.fetch(manifests[1])
+"""
+
+SERVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from slipstream.weights.base import ArraySource
+from slipstream.weights.manifest import encode_manifest, layout
+from slipstream.weights.shm import ShmPublisher
+from slipstream.weights.tcp import TcpPublisher
+from slipstream.weights.tcp_server import ServerOptions, WeightServer
+
+directory = Path(sys.argv[1])
+model = {f"t{i}": ArraySource(np.full((4, 1024), 10.0 + i, np.float32)) for i in range(6)}
+shm = ShmPublisher("crash", 1, layout(model, bucket_bytes=8192), directory=directory)
+publisher = TcpPublisher(shm, WeightServer(ServerOptions(), directory))
+print(encode_manifest(publisher.publish(1, model)).hex(), flush=True)
+print(encode_manifest(publisher.publish(2, model)).hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+def numbers(weights):
+    return [float(array.flat[0]) for array in weights.tensors.values()]
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    near, far = tmp_path / "near", tmp_path / "far"
+    near.mkdir()
+    far.mkdir()
+    return near, far
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("phase", ["receiving", "verifying", "mapping"])
+def test_a_receiver_that_dies_or_stops_delays_nobody_and_leaves_nothing(
+    phase, signum, hosts, plain_layout, model, monkeypatch
+):
+    """Case 112"""
+    near, far = hosts
+    server = WeightServer(ServerOptions(), near)
+    publisher = TcpPublisher(ShmPublisher("run", 1, plain_layout, directory=near), server)
+    manifests = [publisher.publish(version, model(float(version))) for version in (1, 2)]
+    words = [encode_manifest(manifest).hex() for manifest in manifests]
+    command = [sys.executable, "-c", RECEIVER, str(far), phase, str(int(signum)), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
+        assert victim.stdout.readline() == "struck\n"
+        monkeypatch.setattr(tcp, "FRAME_BYTES", 5000)
+        healthy = TcpSubscriber(expected=plain_layout, directory=far)
+        assert numbers(healthy.fetch(manifests[1])) == [20.0 + index for index in range(6)]
+        latest = publisher.publish(3, model(3.0))
+        assert numbers(healthy.fetch(latest)) == [30.0 + index for index in range(6)]
+        victim.kill()
+    publisher.close()
+    healthy.close()
+    assert list(near.iterdir()) == []
+    successor = TcpSubscriber(directory=far)
+    successor._open_buffers(latest)  # a replica's first fetch removes what dead ones left
+    assert not [path for path in far.iterdir() if f"tcp.{victim.pid}." in path.name]
+    successor.close()
+    assert list(far.iterdir()) == []
+
+
+def test_a_learner_killed_while_sending_leaves_the_old_version_served_and_the_next_one_is_fetched(
+    hosts, plain_layout, model, monkeypatch
+):
+    """Case 72, case 103"""
+    near, far = hosts
+    monkeypatch.setattr(tcp, "FRAME_BYTES", 5000)
+    subscriber = TcpSubscriber(Dial(frame_seconds=0.5), expected=plain_layout, directory=far)
+    command = [sys.executable, "-c", SERVER, str(near)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as learner:
+        first, second = (decode_manifest(bytes.fromhex(learner.stdout.readline())) for _ in range(2))
+        served = subscriber.fetch(first)
+        real, taken = tcp._take_frame, []
+
+        def kill_after_three(*arguments):
+            real(*arguments)
+            taken.append(1)
+            if len(taken) == 3:
+                os.kill(learner.pid, signal.SIGKILL)
+
+        monkeypatch.setattr(tcp, "_take_frame", kill_after_three)
+        with pytest.raises(TransportTimeout, match="no frame of version 2"):
+            subscriber.fetch(second)
+    assert len(taken) < 20
+    assert numbers(served) == [10.0 + index for index in range(6)]
+    monkeypatch.setattr(tcp, "_take_frame", real)
+    restarted = TcpPublisher(
+        ShmPublisher("crash", 2, plain_layout, directory=near), WeightServer(ServerOptions(), near)
+    )
+    assert numbers(subscriber.fetch(restarted.publish(3, model(3.0)))) == [30.0 + index for index in range(6)]
+    restarted.close()
+    subscriber.close()
+    assert list(near.iterdir()) == []
+    assert list(far.iterdir()) == []
