@@ -1,5 +1,6 @@
 """What `math` hands to the library, in its killable process."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,21 @@ async def test_answers_that_are_no_plain_numbers(scorers: Callable[..., Scorers]
         for gold, text, _ in CASES
     ]
     assert found == CASES
+
+
+async def test_the_library_works_for_a_caller_off_the_main_thread() -> None:
+    """Case 1: no alarm signal is involved, here or in the worker."""
+
+    async def run() -> float | None:
+        scorers = Scorers.load([RewardSpec("math")])
+        try:
+            columns = {"answer": r"\frac{\sqrt{3}}{3}"}
+            scored = await scorers.score_group("p", [r"\boxed{\frac{1}{\sqrt{3}}}"], columns)
+        finally:
+            await scorers.close()
+        return scored[0].reward
+
+    assert await asyncio.to_thread(lambda: asyncio.run(run())) == 1.0
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9}}", "((((9^9)^9)^9)^9)^9!", r"\log(9^{9^{9}})"])

@@ -194,3 +194,18 @@ async def test_a_scorer_too_large_for_its_memory_is_a_users_mistake(reward_file:
     with pytest.raises(UserError, match="raise memory_mb"):
         await pool.start()
     assert pool.pids == []
+
+
+async def test_a_process_that_cannot_start_is_reported_and_leaves_nothing(
+    pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job comes back unscored; once the system allows processes again, so does the pool."""
+    made = await pool()
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/nowhere/python")
+        assert (await score(made, "die")).status == "worker_lost"
+        outcome = await score(made, "ok")
+        assert outcome.status == "start_failed"
+        assert "/nowhere/python" in outcome.detail
+    while (await score(made, "ok")).value != 2.0:  # a restart begun under the broken system fails once more
+        assert made.pids == []

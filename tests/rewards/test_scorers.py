@@ -130,11 +130,9 @@ async def test_none_and_nan_leave_the_group_and_never_count_as_0(scorers: Load, 
     path = reward_file(
         """
         def reward(completion, task):
-            return {"good": 1.0, "bad": 0.0, "skip": None}.get(completion, float(completion))
-        """.replace(
-            ".get(completion, float(completion))",
-            "[completion] if completion[0] in 'gbs' else float(completion)",
-        )
+            known = {"good": 1.0, "bad": 0.0, "skip": None}
+            return known[completion] if completion in known else float(completion)
+        """
     )
     scored = await scorers(RewardSpec(f"{path}:reward")).score_group(
         "p", ["good", "skip", "bad", "nan", "-inf"], {}

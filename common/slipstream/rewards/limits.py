@@ -34,22 +34,24 @@ def limit_memory(memory_bytes: int) -> None:
             Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def isolate() -> None:
+def isolate() -> bool:
     """Leave the network and enter a new process namespace where the system allows it; limit files.
 
-    Returns in a child process, whose end takes every process with it that the model's code may have started,
-    also those in sessions of their own. The original process only waits for it.
+    Returns True in a child process, whose end takes every process with it that the model's code may have
+    started, also those in sessions of their own; the original process only waits for it. Returns False where
+    the system doesn't allow namespaces.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
     if sys.platform != "linux" or not _unshare():
-        return
+        return False
     child = os.fork()
     if child:
         die_with_parent()
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     die_with_parent()
+    return True
 
 
 def _unshare() -> bool:

@@ -27,6 +27,9 @@ class Child:
 
     `control` carries the frames, `output` what the process prints. It must be started from a thread that lives
     as long as the child should: the kernel's parent-death signal follows the thread.
+
+    Raises:
+        OSError: The system can't start a process.
     """
 
     def __init__(self, isolated: bool) -> None:
@@ -45,6 +48,11 @@ class Child:
                 env=_environment(self._folder),
                 start_new_session=True,
             )
+        except OSError:
+            self.control.close()
+            self.output.close()
+            self._remove_folder()
+            raise
         finally:
             control.close()
             output.close()
@@ -60,6 +68,9 @@ class Child:
         """Wait for the killed process and remove its folder; blocks for at most a few seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_SECONDS)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -150,6 +150,7 @@ class _Worker:
         self._drain: asyncio.Task[None] | None = None
         self._printed = bytearray()
         self._print_count = 0
+        self._noted = False
         self.pid: int | None = None
 
     async def start(self) -> None:
@@ -163,7 +164,7 @@ class _Worker:
                 await self._connect(Child(self._setup.isolated))
                 self._writer.write(pack(self._setup))
                 ready = await self._read(Ready)
-            check_ready(self._setup, ready, bytes(self._printed))
+            self._note(check_ready(self._setup, ready, bytes(self._printed)).note)
         except TimeoutError:
             await self.stop()
             raise UserError(f"scorer {self._setup.use!r}: loading took more than {START_SECONDS:g} s") from None
@@ -171,6 +172,11 @@ class _Worker:
             await self.stop()
             raise
         self.pid = self._child.pid if self._child is not None else None
+
+    def _note(self, note: str) -> None:
+        if note and not self._noted:
+            self._noted = True
+            _logger.warning("%s: %s", self._setup.use, note)
 
     async def _connect(self, child: Child) -> None:
         self._child = child

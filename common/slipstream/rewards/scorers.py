@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from slipstream.rewards.wire import Setup
 
 MAX_GROUPS = 64
 
-_logger = logging.getLogger(__name__)
 _Inline = Callable[[str, Task], Outcome | None]
 
 

@@ -32,13 +32,14 @@ class Setup(msgspec.Struct, kw_only=True, frozen=True):
 class Ready(msgspec.Struct, kw_only=True, frozen=True):
     """The scorer is loaded, or `problem` and `mend` say why it can't be.
 
-    `whole_group` says that one call takes all completions of a group.
+    `whole_group` says that one call takes all completions of a group; `note` is for the log.
     """
 
     problem: str = ""
     mend: str = ""
     form: Form = "sample"
     whole_group: bool = False
+    note: str = ""
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):

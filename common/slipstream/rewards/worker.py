@@ -12,10 +12,16 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from slipstream.errors import UserError
 from slipstream.rewards import functions, limits, registry
 from slipstream.rewards.base import Outcome, Task, fault_of, outcome_of
 from slipstream.rewards.wire import Job, Ready, Reply, Setup, pack, read_frame
+
+NOT_APART = (
+    "this system allows no namespaces: code from the model can reach the network and leave processes behind"
+)
 
 
 class Target(Protocol):
@@ -116,12 +122,11 @@ def main() -> None:
     setup = read_frame(stream, Setup)
     if setup is None:
         return
-    if setup.isolated:
-        limits.isolate()
+    apart = not setup.isolated or limits.isolate()
     target = _load(setup, channel.sendall)
     if target is None:
         return
-    channel.sendall(pack(target.ready))
+    channel.sendall(pack(target.ready if apart else msgspec.structs.replace(target.ready, note=NOT_APART)))
     while (job := read_frame(stream, Job)) is not None:
         reply = Reply(number=job.number, outcomes=target.score(job))
         sys.stdout.flush()
