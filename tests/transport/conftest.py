@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
 import pytest
+
 from slipstream.transport import zmq as zmq_queues
 from slipstream.transport.base import Peer, Receiver, ReceiverOptions, Reply, Sender, SenderOptions
 from slipstream.transport.memory import Hub

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,6 +62,7 @@ class Link:
     window: int = 0
     sent: int = 0
     replies: int = 0
+    epoch: int = -1
     unanswered_pings: int = 0
     stalled: bool = False
     trouble: str = ""
@@ -83,3 +84,14 @@ class Link:
         """One clause for an error message."""
         trouble = f": {self.trouble}" if self.trouble else ""
         return f"{self.name} at {self.peer.endpoint} ({self.state}, {self.free} credits free{trouble})"
+
+
+def explain(job: Job, deadline: float, links: Mapping[str, Link]) -> str:
+    """Why a parcel was not answered in time: who holds it, or why nobody took it."""
+    what = f"{job.parcel.kind} {job.parcel.id!r} not answered within {deadline:g} s"
+    if job.link is not None:
+        return f"{what} by {job.link.describe()}"
+    possible = [link for name, link in links.items() if job.route in (None, name)]
+    if possible:
+        return f"{what}: no peer took it; " + ", ".join(link.describe() for link in possible)
+    return f"{what}: no peer is known" if job.route is None else f"{what}: peer {job.route} is not known"

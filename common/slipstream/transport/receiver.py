@@ -7,6 +7,7 @@ connection that asked last. Whatever is malformed, oversized or over its credits
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -19,6 +20,8 @@ from slipstream.transport.base import REFUSED, RETRY, Parcel, ReceiverOptions, R
 from slipstream.transport.guard import Guard
 from slipstream.transport.replies import ReplyMemory
 from slipstream.transport.sessions import Session, Sessions
+
+LEAVE_SECONDS = 0.5
 
 
 class Exchange(Protocol):
@@ -71,6 +74,7 @@ class QueueReceiver:
         self._replies = ReplyMemory(options.remember_count, options.remember_bytes)
         self._working: dict[str, QueueDelivery] = {}
         self._unread: deque[QueueDelivery] = deque()
+        self._leaving: set[bytes] | None = None
         self._completed = self._repeated = self._refused = self._gaps = self._unsent = 0
 
     async def __aenter__(self) -> Self:
@@ -85,10 +89,12 @@ class QueueReceiver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._guard.close()
-        for session in self._sessions:
-            self._send_status(session, closing=True)
         self._arrived.set()
-        await self._exchange.close()
+        try:
+            if self._guard.cause is None:
+                await self._take_leave()
+        finally:
+            await self._exchange.close()
 
     async def run(self) -> None:
         """Wait until closed; raises the cause as soon as a background part dies."""
@@ -153,6 +159,9 @@ class QueueReceiver:
     # -- what comes in
 
     def _on_message(self, sender: bytes, frames: list[Frame]) -> None:
+        if self._leaving is not None:
+            self._on_farewell(sender, frames)
+            return
         greeting = len(frames) == 1 and len(frames[0]) == 0
         header: wire.Upward | None = None
         try:
@@ -164,7 +173,7 @@ class QueueReceiver:
             self._refuse(sender, header, str(error))
             return
         if greeting:
-            session.resync = True
+            session.renew()
             self._send_status(session)
         elif isinstance(header, wire.Deliver):
             self._note_sequence(session, header.seq, header.seq - 1)
@@ -174,14 +183,25 @@ class QueueReceiver:
             session.held = header.window
             self._send_status(session)
 
+    def _on_farewell(self, sender: bytes, frames: list[Frame]) -> None:
+        """A ping without a window says that the sender has read our leave; all else came too late."""
+        with contextlib.suppress(MessageError):
+            header = wire.decode_upward(frames)
+            if self._leaving and isinstance(header, wire.Ping) and header.window == 0:
+                self._leaving.discard(sender)
+                if not self._leaving:
+                    self._all_left.set()
+
     def _note_sequence(self, session: Session, newest: int, before: int) -> None:
         """Number `newest` is here; `before` is the number that should be the last one seen."""
-        lost = session.counting and before > session.received
-        session.received = max(newest, session.received) if session.counting else newest
+        known = session.counting
+        lost = known and before > session.received
+        session.received = max(newest, session.received)
         session.counting = True
         self._gaps += lost
-        if lost or session.resync:
-            session.resync = True
+        if lost:
+            session.renew()
+        if lost or not known:
             self._send_status(session)
 
     def _on_deliver(self, session: Session, header: wire.Deliver, frames: list[Frame]) -> None:
@@ -219,7 +239,7 @@ class QueueReceiver:
             session.replies += 1
         else:
             self._unsent += 1
-            session.resync = True
+            session.renew()
 
     def _refuse(self, sender: bytes, header: wire.Upward | None, reason: str) -> None:
         """Tell the sender why, without a session: a stranger gets nothing that lasts."""
@@ -228,17 +248,29 @@ class QueueReceiver:
         answer = wire.Answer(seq=0, id=parcel_id, status=REFUSED, reason=wire.clip(reason), credits=0)
         self._exchange.send(sender, [wire.encode(answer)])
 
-    def _send_status(self, session: Session, closing: bool = False) -> None:
+    async def _take_leave(self) -> None:
+        """Tell the senders to go elsewhere, and wait until they have read that and the answers before it.
+
+        A socket that loses its connection drops what it has not read yet, so closing at once would lose them.
+        """
+        self._all_left = asyncio.Event()
+        sessions = list(self._sessions)
+        self._leaving = {session.identity for session in sessions if self._send_status(session, closing=True)}
+        if self._leaving:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await self._all_left.wait()
+
+    def _send_status(self, session: Session, closing: bool = False) -> bool:
         status = wire.Status(
-            resync=session.resync,
+            epoch=session.epoch,
             closing=closing,
-            credits=self._sessions.grant(session, len(self._working)),
+            credits=0 if closing else self._sessions.grant(session, len(self._working)),
             replies=session.replies,
             max_frames=self._options.limits.max_frames,
             max_frame_bytes=self._options.limits.max_frame_bytes,
         )
-        if self._exchange.send(session.identity, [wire.encode(status)]):
-            session.resync = False
+        return self._exchange.send(session.identity, [wire.encode(status)])
 
     async def _tick_forever(self) -> None:
         while True:

@@ -18,7 +18,7 @@ from slipstream.messages import Frame
 from slipstream.transport import wire
 from slipstream.transport.base import REFUSED, Limits, Parcel, Peer, Reply, SenderOptions, SenderStats
 from slipstream.transport.guard import Guard
-from slipstream.transport.link import Dialer, Job, Link
+from slipstream.transport.link import Dialer, Job, Link, explain
 
 Queue = OrderedDict[str, Job]
 
@@ -82,7 +82,7 @@ class QueueSender:
             async with asyncio.timeout(deadline):
                 return await job.future
         except TimeoutError:
-            raise TransportTimeout(self._explain(job, deadline)) from None
+            raise TransportTimeout(f"{self._options.name}: {explain(job, deadline, self._links)}") from None
         finally:
             self._forget(job)
 
@@ -138,12 +138,14 @@ class QueueSender:
         link.limits = Limits(status.max_frames, status.max_frame_bytes, self._options.limits.max_bytes)
         if status.closing:
             self._suspect(link, "closing")
+            self._send_ping(link)
             return
         self._revive(link)
-        lost = not status.resync and status.replies != link.replies
+        renewed = status.epoch != link.epoch
+        lost = not renewed and status.replies != link.replies
         self._gaps += lost
-        if lost or status.resync:
-            link.replies = status.replies
+        link.epoch, link.replies = status.epoch, status.replies
+        if lost or renewed:
             self._send_again(link)
 
     def _on_answer(self, link: Link, answer: wire.Answer, frames: list[Frame]) -> None:
@@ -273,7 +275,11 @@ class QueueSender:
         link.unanswered_pings += 1
         if link.state == "live" and link.unanswered_pings > self._options.suspect_pings:
             self._suspect(link, f"{self._options.suspect_pings} pings unanswered")
-        link.line.send([wire.encode(wire.Ping(sent=link.sent, window=link.window))])
+        self._send_ping(link)
+
+    def _send_ping(self, link: Link) -> None:
+        if link.line is not None:
+            link.line.send([wire.encode(wire.Ping(sent=link.sent, window=link.window))])
 
     def _forget(self, job: Job) -> None:
         if self._jobs.get(job.parcel.id) is job:
@@ -285,14 +291,3 @@ class QueueSender:
         for job in self._jobs.values():
             if not job.future.done():
                 job.future.set_exception(cause)
-
-    def _explain(self, job: Job, deadline: float) -> str:
-        what = f"{self._options.name}: {job.parcel.kind} {job.parcel.id!r} not answered within {deadline:g} s"
-        if job.link is not None:
-            return f"{what} by {job.link.describe()}"
-        peers = [link for name, link in self._links.items() if job.route in (None, name)]
-        if not peers:
-            return (
-                f"{what}: no peer is known" if job.route is None else f"{what}: peer {job.route} is not known"
-            )
-        return f"{what}: no peer took it; " + ", ".join(link.describe() for link in peers)

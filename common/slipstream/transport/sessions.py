@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.errors import MessageError
 from slipstream.transport.base import ReceiverOptions
+
+
+def _new_epoch() -> int:
+    return secrets.randbits(48)
 
 
 @dataclass(slots=True, eq=False)
@@ -14,8 +19,8 @@ class Session:
     """One sender's connection.
 
     `granted` is the last window sent to it, `held` the one it last said it goes by, `outstanding` its parcels
-    in progress. `resync` is set while it must be told to send again what is unanswered; `counting` once its
-    first number was seen, so that a receiver that was restarted does not call the past a loss.
+    in progress. A new `epoch` tells it to send again what is unanswered; `counting` is set once its first
+    number was seen, so that a receiver that was restarted does not call the past a loss.
     """
 
     identity: bytes
@@ -25,13 +30,17 @@ class Session:
     held: int = 0
     outstanding: int = 0
     silent: int = 0
-    resync: bool = True
+    epoch: int = field(default_factory=_new_epoch)
     counting: bool = False
 
     @property
     def claim(self) -> int:
         """The most parcels that this sender may have sent by what it was told."""
         return max(self.granted, self.held, self.outstanding)
+
+    def renew(self) -> None:
+        """Something may have been lost: have the sender send again what is unanswered."""
+        self.epoch = _new_epoch()
 
 
 class Sessions:

@@ -2,7 +2,8 @@
 
 A sender sends `deliver` and `ping`, a receiver `answer` and `status`. A single empty frame says that a
 connection was (re)made. Deliveries and answers are numbered per connection, so that a loss is seen at the next
-message; `status.resync` then asks the sender to send again what is unanswered, which de-duplication makes safe.
+message; a new `status.epoch` then asks the sender to send again what is unanswered, which de-duplication makes
+safe. The epoch is repeated in every status, so that the request itself cannot get lost.
 """
 
 from __future__ import annotations
@@ -55,9 +56,12 @@ class Answer(msgspec.Struct, tag_field="type", tag="answer", forbid_unknown_fiel
 
 
 class Status(msgspec.Struct, tag_field="type", tag="status", forbid_unknown_fields=True, kw_only=True):
-    """Answer to a ping or a new connection; `replies` is the newest `seq` of an answer."""
+    """Answer to a ping or a new connection; `replies` is the newest `seq` of an answer.
 
-    resync: bool
+    `epoch` is a random number that changes when anything may have been lost.
+    """
+
+    epoch: Count
     closing: bool
     credits: Count
     replies: Count
