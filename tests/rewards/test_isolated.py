@@ -1,5 +1,8 @@
 """Scorers that run in workers: `python`, `regex`, `reasoning_gym`."""
 
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +17,15 @@ pytestmark = pytest.mark.process
 
 Load = Callable[..., Scorers]
 GOOD = "Here it is:\n```python\ndef f(x):\n    return x + 1\n```\nDone."
+APART = subprocess.run(
+    [
+        sys.executable,
+        "-c",
+        "import sys; from slipstream.rewards import limits; sys.exit(not limits._unshare())",
+    ],
+    check=False,
+)
+needs_namespaces = pytest.mark.skipif(APART.returncode != 0, reason="this system allows no namespaces")
 TESTS = {"tests": ["assert f(1) == 2", "assert f(-1) == 0"]}
 
 
@@ -63,6 +75,18 @@ async def test_a_program_over_its_limits_scores_0(scorers: Load, code: str, flag
     assert (scored.reward, scored.flags) == (0.0, (flag,))
 
 
+@needs_namespaces
+async def test_a_program_has_no_network(scorers: Load) -> None:
+    code = "import socket\nsocket.create_connection(('127.0.0.1', {port}), 5)\ndef f(x): return x + 1"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), 5):
+            pass
+        scored = await scorers(RewardSpec("python")).score_group("p", [code.format(port=port)], TESTS)
+    assert scored[0].reward == 0.0
+
+
+@needs_namespaces
 async def test_a_process_that_a_program_leaves_behind_dies_with_it(scorers: Load) -> None:
     code = (
         "import subprocess\nsubprocess.Popen(['sleep', '4711'], start_new_session=True)\ndef f(x): return x + 1"
