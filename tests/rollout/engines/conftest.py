@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from slipstream.rollout.engines.base import Chunk, Engine, GroupRequest, Sampling
+from slipstream.rollout.engines.decode import DecodeLoop, Deliveries
 from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
+from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
 
 SLOTS, VOCAB = 6, 32
 
@@ -45,12 +52,35 @@ class Completion:
         self.finish = chunk.finish
 
 
+class PausableEngine(TransformersEngine):
+    """Stops once, before a step that a test chose, so that the test can act in the middle of samples."""
+
+    def __init__(self, config: TransformersConfig) -> None:
+        super().__init__(config)
+        self.pause_before, self.steps, self.gate = -1, 0, threading.Event()
+
+    def _make_loop(self) -> DecodeLoop:
+        loop = super()._make_loop()
+        unpaused = loop.step
+
+        def step() -> Deliveries:
+            if self.steps == self.pause_before:
+                self.gate.wait(20)
+            self.steps += 1
+            return unpaused()
+
+        loop.step = step
+        return loop
+
+
 @dataclass
 class Bench:
     """What a contract test needs; the same for every engine."""
 
+    name: str
     engine: Engine
     weights: Callable[[int], Weights]
+    models: Models | None
     counter: int = 0
 
     def request(
@@ -65,6 +95,23 @@ class Bench:
         self.counter += 1
         return GroupRequest(f"request-{self.counter}", prompt, seeds, Sampling(temperature, tokens, stop))
 
+    async def collect_across_a_swap(self, request: GroupRequest) -> list[Completion]:
+        """The finished samples; version 2 is swapped in after a few of the first sample's tokens."""
+        made = [Completion() for _ in request.seeds]
+        if isinstance(self.engine, PausableEngine):
+            self.engine.pause_before = self.engine.steps + 5
+        swap: asyncio.Task[None] | None = None
+        async for chunk in self.engine.generate(request):
+            made[chunk.sample].add(chunk)
+            if swap is None:
+                swap = asyncio.create_task(self.engine.swap(self.weights(2)))
+                await asyncio.sleep(0)  # it is with the engine now
+                if isinstance(self.engine, PausableEngine):
+                    self.engine.gate.set()
+        assert swap is not None
+        await swap
+        return made
+
     async def collect(self, request: GroupRequest) -> list[Completion]:
         """The finished samples of a request."""
         made = [Completion() for _ in request.seeds]
@@ -73,24 +120,103 @@ class Bench:
         return made
 
 
-def _simulated(**overrides: float) -> tuple[Engine, Callable[[int], Weights]]:
-    config = SimulatedConfig(
-        slots=SLOTS, mean_length=8, sigma=0.5, step_seconds=0.0, vocab_size=VOCAB, chunk_tokens=3
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,  # peaked distributions, so that a wrong weight shows
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+}
+# name of the variant: config, cache policy, decoder
+VARIANTS = {
+    "transformers": ("llama", "recompute", "auto"),
+    "transformers-keep": ("tied", "keep", "auto"),
+    "transformers-qwen2": ("qwen2", "recompute", "auto"),
+    "transformers-qwen3": ("qwen3", "recompute", "auto"),
+    "transformers-generic": ("tied", "recompute", "generic"),
+}
+
+
+@dataclass
+class Models:
+    """Random models by version, the same whenever asked for; `engine` serves their weights."""
+
+    name: str
+    built: dict[int, Any] = field(default_factory=dict)
+
+    def model(self, version: int) -> Any:
+        if version not in self.built:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(version)
+                self.built[version] = AutoModelForCausalLM.from_config(CONFIGS[self.name]).eval()
+            for parameter in self.built[version].parameters():  # norms and biases too, which start as constants
+                parameter.data += 0.05 * torch.randn(
+                    parameter.shape, generator=torch.Generator().manual_seed(version)
+                )
+        return self.built[version]
+
+    def weights(self, version: int) -> Weights:
+        arrays = {name: tensor.numpy() for name, tensor in self.model(version).state_dict().items()}
+        for array in arrays.values():
+            array.flags.writeable = False
+        return Weights(version, arrays)
+
+    @torch.no_grad()
+    def logprobs(
+        self, version: int, prompt: tuple[int, ...], token_ids: list[int], temperature: float
+    ) -> list[float]:
+        """Logprobs of the tokens under a fresh forward pass of the version."""
+        ids = torch.tensor([[*prompt, *token_ids]])
+        logits = self.model(version)(ids).logits[0, len(prompt) - 1 : -1].double() / temperature
+        return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids)[:, None])[:, 0].tolist()
+
+
+def _make(name: str, folder: Path) -> Bench:
+    if name == "simulated":
+        config = SimulatedConfig(
+            slots=SLOTS, mean_length=8, sigma=0.5, step_seconds=0.0, vocab_size=VOCAB, chunk_tokens=3
+        )
+        return Bench(name, SimulatedEngine(config), Weights, None)
+    model, policy, decoder = VARIANTS[name]
+    CONFIGS[model].save_pretrained(folder)
+    models = Models(model)
+    engine = PausableEngine(
+        TransformersConfig(
+            folder, slots=SLOTS, context=64, chunk_tokens=3, cache_policy=policy, decoder=decoder
+        )
     )
-    return SimulatedEngine(config), Weights
+    return Bench(name, engine, models.weights, models)
 
 
-MAKERS: dict[str, Callable[..., tuple[Engine, Callable[[int], Weights]]]] = {"simulated": _simulated}
+async def _started(name: str, folder: Path) -> AsyncIterator[Bench]:
+    bench = _make(name, folder)
+    await bench.engine.start()
+    await bench.engine.swap(bench.weights(1))
+    yield bench
+    await bench.engine.close()
 
 
-@pytest.fixture(params=sorted(MAKERS))
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+@pytest.fixture(params=["simulated", *VARIANTS])
+async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     """A started engine that serves version 1."""
-    engine, weights = MAKERS[request.param]()
-    await engine.start()
-    await engine.swap(weights(1))
-    yield Bench(engine, weights)
-    await engine.close()
+    async for made in _started(request.param, tmp_path):
+        yield made
+
+
+@pytest.fixture(params=VARIANTS)
+async def model_bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    """The same for engines that compute a model."""
+    async for made in _started(request.param, tmp_path):
+        yield made
 
 
 @pytest.fixture

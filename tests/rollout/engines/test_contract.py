@@ -99,18 +99,10 @@ async def test_leaving_a_stream_early_frees_its_slots(bench: Any, within: Any) -
 
 async def test_tokens_after_a_swap_carry_the_new_version_and_none_before(bench: Any) -> None:
     """Cases 67 and 68."""
-    request = bench.request(seeds=tuple(range(6)), tokens=30)
-    stream = bench.engine.generate(request)
-    versions: list[list[int]] = [[] for _ in request.seeds]
-    swapped_after: list[int] | None = None
-    async for chunk in stream:
-        versions[chunk.sample] += [chunk.version] * len(chunk.token_ids)
-        if swapped_after is None:
-            await bench.engine.swap(bench.weights(2))
-            assert bench.engine.version == 2
-            swapped_after = [len(sample) for sample in versions]
-    assert {version for sample in versions for version in sample} == {1, 2}
-    assert all(sample == sorted(sample) for sample in versions)
+    samples = await bench.collect_across_a_swap(bench.request(seeds=tuple(range(6)), tokens=30))
+    assert bench.engine.version == 2
+    assert {version for sample in samples for version in sample.versions} == {1, 2}
+    assert all(sample.versions == sorted(sample.versions) for sample in samples)
     fresh = await bench.collect(bench.request())
     assert {version for sample in fresh for version in sample.versions} == {2}
 

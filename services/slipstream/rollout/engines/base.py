@@ -61,7 +61,7 @@ class ServedWeights(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, npt.NDArray[np.generic]]:
-        """Read-only arrays by Hugging Face name, tied names resolved to one array."""
+        """Read-only arrays by Hugging Face name, tied names resolved to one array; bfloat16 comes as uint16."""
         ...
 
     def release(self) -> None:

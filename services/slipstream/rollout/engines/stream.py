@@ -15,6 +15,7 @@ class GroupStream:
     def __init__(self, request: GroupRequest) -> None:
         self.request = request
         self.open_samples = len(request.seeds)
+        self.aborted = False
         self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
 
     def put(self, chunk: Chunk) -> None:

@@ -1,0 +1,51 @@
+"""Which engine a config names, made from its own options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slipstream.config.schema import Config
+from slipstream.errors import UserError
+from slipstream.prompts.build import context_length
+from slipstream.rollout.engines.base import Engine
+
+Settings = TypeVar("Settings")
+
+
+def make_engine(config: Config, model: Path) -> Engine:
+    """The engine of `rollout.engine`; imports only what that one needs.
+
+    Raises:
+        UserError: An option that the engine does not have, or an engine that is not installed.
+    """
+    section = config.rollout.engine
+    if section.kind == "transformers":
+        from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+
+        shape = {"folder": model, "slots": section.max_sequences, "context": context_length(config, model)}
+        return TransformersEngine(
+            _settings(TransformersConfig, section.options, threads=section.threads, **shape)
+        )
+    if section.kind == "simulated":
+        from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
+
+        longest = {"slots": section.max_sequences, "max_length": config.sampling.max_new_tokens}
+        return SimulatedEngine(_settings(SimulatedConfig, section.options, **longest))
+    raise UserError(
+        f"rollout.engine.kind {section.kind!r} is not part of this release", "use transformers or simulated"
+    )
+
+
+def _settings(kind: Callable[..., Settings], options: dict[str, Any], **given: Any) -> Settings:
+    """The engine's own settings: the config's sections give some, `rollout.engine.options` the rest."""
+    known = {field.name for field in dataclasses.fields(kind)} - set(given)  # type: ignore[arg-type]
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise UserError(
+            f"rollout.engine.options: unknown {', '.join(unknown)}",
+            f"this engine takes {', '.join(sorted(known))}",
+        )
+    return kind(**given, **options)

@@ -1,0 +1,214 @@
+"""The embedded engine: Hugging Face models on the CPU, decoded by our own loop on one thread.
+
+Llama, Mistral, Qwen2 and Qwen3 run on a lean forward pass of our own; any other causal model runs on its
+transformers forward. Weights are used where they were mapped; sequences in flight go on across a swap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slipstream.errors import SlipstreamError, TransportTimeout
+from slipstream.rollout.engines.base import Chunk, GroupRequest, ServedWeights
+from slipstream.rollout.engines.decode import DecodeLoop, Deliveries
+from slipstream.rollout.engines.generic_decoder import GenericDecoder
+from slipstream.rollout.engines.llama_decoder import LlamaDecoder
+from slipstream.rollout.engines.llama_weights import read_shape
+from slipstream.rollout.engines.rows import Decoder, Row
+from slipstream.rollout.engines.stream import Draft, GroupStream
+from slipstream.rollout.engines.worker import Abort, Submit, Swap, Worker
+
+SWAP_SECONDS = 120.0
+CLOSE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersConfig:
+    """Settings of the engine; `folder` is the model's Hugging Face folder, of which only the config is read.
+
+    `slots` sequences of up to `context` tokens (prompt included) decode at once; at most `requests` groups
+    may be in the engine. `cache_policy` says what a swap does to sequences in flight: "keep" their keys and
+    values of older versions, or "recompute" them.
+    """
+
+    folder: Path
+    slots: int = 32
+    context: int = 1024
+    threads: int = 1
+    requests: int = 64
+    prefill_tokens: int = 512
+    chunk_tokens: int = 16
+    cache_policy: Literal["keep", "recompute"] = "keep"
+    decoder: Literal["auto", "generic"] = "auto"
+
+
+class TransformersEngine:
+    """See the module; implements `slipstream.rollout.engines.base.Engine`."""
+
+    def __init__(self, config: TransformersConfig) -> None:
+        self.config = config
+        self.version: int | None = None
+        self._streams: dict[str, GroupStream] = {}
+        self._swapping = asyncio.Lock()
+        self._served: ServedWeights | None = None
+        self._answer: asyncio.Future[None] | None = None
+        self._worker: Worker | None = None
+        self._error: BaseException | None = None
+        self._model_config: Any = None
+
+    @property
+    def free_slots(self) -> int:
+        """How many more sequences can be decoded at once."""
+        return max(0, self.config.slots - sum(stream.open_samples for stream in self._streams.values()))
+
+    async def start(self) -> None:
+        """Start the decode thread; `swap` must give the first weights."""
+        self._model_config = await asyncio.to_thread(read_config, self.config.folder)
+        limit = 4 * self.config.requests  # a request sends two commands at most; the rest is slack
+        self._worker = Worker(self._make_loop, self.config.threads, limit, self._deliver, self._ended)
+        self._worker.start()
+
+    async def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
+        """Stream the group's tokens; see the contract."""
+        worker = self._running()
+        self._check(request)
+        stream = self._streams[request.request_id] = GroupStream(request)
+        try:
+            worker.send(Submit(self._new_rows(stream)))
+            async for chunk in stream.chunks():
+                yield chunk
+        finally:
+            await self.abort(request.request_id)
+            self._streams.pop(request.request_id, None)
+
+    async def swap(self, weights: ServedWeights) -> None:
+        """Serve another version from the next decode step on; see the contract."""
+        async with self._swapping:
+            worker = self._running()
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._answer = answer
+            finish = partial(self._swapped, weights, answer)
+            worker.send(Swap(weights.version, map_tensors(weights.tensors), finish))
+            try:
+                # shielded: the thread may apply the swap even if the caller waits no longer
+                await asyncio.wait_for(asyncio.shield(answer), SWAP_SECONDS)
+            except TimeoutError as error:
+                raise TransportTimeout(f"engine: no decode step ended within {SWAP_SECONDS:.0f} s") from error
+
+    async def abort(self, request_id: str) -> None:
+        """End a request with finish "abort"; unknown ids are ignored, for the request may just have ended."""
+        stream = self._streams.get(request_id)
+        if stream is None or not stream.open_samples or stream.aborted or self._worker is None:
+            return
+        stream.aborted = True
+        self._worker.send(Abort(stream))
+
+    async def close(self) -> None:
+        """Abort everything, stop the thread and release the weights."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.close(CLOSE_SECONDS)
+        if self._served is not None:
+            self._served.release()
+            self._served = None
+
+    def _make_loop(self) -> DecodeLoop:
+        config = self.config
+        shape = read_shape(self._model_config) if config.decoder == "auto" else None
+        decoder: Decoder
+        if shape is not None:
+            decoder = LlamaDecoder(shape, config.slots, config.context)
+        else:
+            decoder = GenericDecoder(self._model_config)
+        return DecodeLoop(decoder, config.slots, config.prefill_tokens, config.cache_policy == "recompute")
+
+    def _new_rows(self, stream: GroupStream) -> list[Row]:
+        request, config = stream.request, self.config
+        prompt = list(request.prompt_ids)
+        limit = min(request.sampling.max_new_tokens, config.context - len(prompt))
+        drafts = [Draft(sample, config.chunk_tokens) for sample in range(len(request.seeds))]
+        return [
+            Row(stream, draft, list(prompt), len(prompt), seed, limit)
+            for draft, seed in zip(drafts, request.seeds, strict=True)
+        ]
+
+    def _check(self, request: GroupRequest) -> None:
+        """Refuse what would fail or hurt others on the thread."""
+        name, length, vocab = request.request_id, len(request.prompt_ids), self._model_config.vocab_size
+        if self.version is None:
+            raise SlipstreamError("engine: no weights are served yet")
+        if name in self._streams:
+            raise SlipstreamError(f"engine: request {name!r} is already being generated")
+        if len(self._streams) >= self.config.requests:
+            raise SlipstreamError(f"engine: {self.config.requests} requests are in it already")
+        if not 0 < length < self.config.context:
+            raise SlipstreamError(
+                f"request {name!r}: {length} prompt tokens, 1 to {self.config.context - 1} fit"
+            )
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab:
+            raise SlipstreamError(f"request {name!r}: a prompt id is outside the vocabulary of {vocab}")
+
+    def _running(self) -> Worker:
+        if self._error is not None:
+            raise SlipstreamError(f"engine: its thread died: {self._error!r}") from self._error
+        if self._worker is None:
+            raise SlipstreamError("engine: not running")
+        return self._worker
+
+    def _deliver(self, deliveries: Deliveries) -> None:
+        for stream, chunk in deliveries:
+            stream.put(chunk)
+
+    def _swapped(
+        self, weights: ServedWeights, answer: asyncio.Future[None], error: BaseException | None
+    ) -> None:
+        """The thread's answer: whichever weights nothing reads any more are released."""
+        unused: ServedWeights | None = weights
+        if error is None:
+            unused, self._served, self.version = self._served, weights, weights.version
+        if unused is not None:
+            unused.release()
+        if not answer.done():
+            answer.set_result(None) if error is None else answer.set_exception(error)
+
+    def _ended(self, cause: BaseException | None) -> None:
+        """The thread is over: whoever still waits for it is told why."""
+        self._error = cause
+        error = SlipstreamError(f"engine: decode thread ended: {cause!r}")
+        error.__cause__ = cause
+        for stream in list(self._streams.values()):
+            if stream.open_samples:
+                stream.fail(error)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+def read_config(folder: Path) -> Any:
+    """The transformers config of a model folder."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def map_tensors(arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:
+    """Tensors over the arrays' own memory; they must not be written to, though torch would."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return {name: _map_tensor(array) for name, array in arrays.items()}
+
+
+def _map_tensor(array: npt.NDArray[np.generic]) -> Tensor:
+    if array.dtype == np.uint16:  # how bfloat16 is carried, which numpy lacks
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
