@@ -95,19 +95,24 @@ class _FusedHead(torch.autograd.Function):
         weight_grad_VD = (
             torch.zeros_like(weight_VD, dtype=normaliser_N.dtype) if ctx.needs_input_grad[1] else None
         )
-        for index, rows in enumerate(_chunks(len(hidden_ND), len(weight_VD))):
+        busy_N = _busy(grad_NK, grad_entropy_N)
+        for number, rows in enumerate(_chunks(len(hidden_ND), len(weight_VD))):
+            busy = busy_N[rows].nonzero()[:, 0] + rows.start
+            if len(busy) == 0:
+                continue
+            hidden_CD = hidden_ND[busy]
             if kept:
-                softmax_CV = kept[index].clone()
+                softmax_CV = kept[number][busy - rows.start]
             else:
-                logits_CV = (hidden_ND[rows] @ weight_VD.T).to(normaliser_N.dtype).div_(ctx.temperature)
-                softmax_CV = _softmax_(logits_CV, normaliser_N[rows])
-            grad_entropy_C = grad_entropy_N[rows] if ctx.entropy else None
-            grad_CV = _logit_grad_(softmax_CV, targets_NK[rows], grad_NK[rows], grad_entropy_C, entropy_N[rows])
+                logits_CV = (hidden_CD @ weight_VD.T).to(normaliser_N.dtype).div_(ctx.temperature)
+                softmax_CV = _softmax_(logits_CV, normaliser_N[busy])
+            grad_entropy_C = grad_entropy_N[busy] if ctx.entropy else None
+            grad_CV = _logit_grad_(softmax_CV, targets_NK[busy], grad_NK[busy], grad_entropy_C, entropy_N[busy])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_ND.dtype)
             if hidden_grad_ND is not None:
-                hidden_grad_ND[rows] = grad_CV @ weight_VD
+                hidden_grad_ND[busy] = grad_CV @ weight_VD
             if weight_grad_VD is not None:
-                weight_grad_VD += grad_CV.T @ hidden_ND[rows]
+                weight_grad_VD += grad_CV.T @ hidden_CD
         weight_grad_VD = weight_grad_VD.to(weight_VD.dtype) if weight_grad_VD is not None else None
         return hidden_grad_ND, weight_grad_VD, None, None, None, None
 
@@ -135,13 +140,15 @@ class _FromLogits(torch.autograd.Function):
     def backward(ctx: Any, grad_NK: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
         logits_NV, targets_NK, normaliser_N, entropy_N = ctx.saved_tensors
         grad_NV = torch.empty_like(logits_NV)
+        busy_N = _busy(grad_NK, grad_entropy_N)
         for rows in _chunks(*logits_NV.shape):
-            logits_CV = torch.div(logits_NV[rows].to(normaliser_N.dtype), ctx.temperature)
-            softmax_CV = _softmax_(logits_CV, normaliser_N[rows])
+            logits_CV = logits_NV[rows].to(normaliser_N.dtype)
+            logits_CV = logits_CV / ctx.temperature if ctx.temperature != 1 else logits_CV
+            softmax_CV = (logits_CV - normaliser_N[rows, None]).exp_()
             grad_entropy_C = grad_entropy_N[rows] if ctx.entropy else None
             grad_CV = _logit_grad_(softmax_CV, targets_NK[rows], grad_NK[rows], grad_entropy_C, entropy_N[rows])
-            torch.div(grad_CV, ctx.temperature, out=grad_CV)
-            grad_NV[rows] = grad_CV
+            grad_CV[~busy_N[rows]] = 0
+            grad_NV[rows] = grad_CV.div_(ctx.temperature) if ctx.temperature != 1 else grad_CV
         return grad_NV, None, None, None
 
 
@@ -157,7 +164,8 @@ def _read(logits_CV: Tensor, targets_CK: Tensor, entropy: bool) -> tuple[Tensor,
     if not entropy:
         return logprobs_CK, normaliser_C, torch.zeros_like(normaliser_C)
     probabilities_CV = (logits_CV - normaliser_C[:, None]).exp_()
-    return logprobs_CK, normaliser_C, normaliser_C - (probabilities_CV.mul_(logits_CV)).sum(-1)
+    finite_CV = logits_CV.clamp(min=torch.finfo(logits_CV.dtype).min)  # an impossible id adds 0, not 0 * inf
+    return logprobs_CK, normaliser_C, normaliser_C - probabilities_CV.mul_(finite_CV).sum(-1)
 
 
 def _softmax_(logits_CV: Tensor, normaliser_C: Tensor) -> Tensor:
@@ -168,21 +176,17 @@ def _softmax_(logits_CV: Tensor, normaliser_C: Tensor) -> Tensor:
 def _logit_grad_(
     softmax_CV: Tensor, targets_CK: Tensor, grad_CK: Tensor, grad_entropy_C: Tensor | None, entropy_C: Tensor
 ) -> Tensor:
-    """d loss / d (logits / temperature), in place of the softmax.
-
-    d log p_y = onehot_y - p, and d H = -p (log p + H). A token without any gradient gets exactly 0, whatever
-    its logits: a NaN in a masked token must not reach the weights.
-    """
-    idle_C = (grad_CK == 0).all(-1)
+    """d loss / d (logits / temperature), in place of the softmax: d log p_y = onehot_y - p, d H = -p (log p + H)."""
     total_C = grad_CK.sum(-1)
     if grad_entropy_C is None:
         softmax_CV.mul_(-total_C[:, None])
     else:
-        idle_C &= grad_entropy_C == 0
         log_CV = softmax_CV.clamp(min=torch.finfo(softmax_CV.dtype).tiny).log_()
         log_CV.add_(entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(total_C[:, None])
         softmax_CV.mul_(log_CV.neg_())
-    softmax_CV.scatter_add_(-1, targets_CK, grad_CK.to(softmax_CV.dtype))
-    if idle_C.any():
-        softmax_CV[idle_C] = 0
-    return softmax_CV
+    return softmax_CV.scatter_add_(-1, targets_CK, grad_CK.to(softmax_CV.dtype))
+
+
+def _busy(grad_NK: Tensor, grad_entropy_N: Tensor) -> Tensor:
+    """Tokens with any gradient [N]. Others are left out: cheaper, and a NaN of theirs cannot reach the weights."""
+    return (grad_NK != 0).any(-1) | (grad_entropy_N != 0)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from slipstream.algo.recipes import RECIPES, Context, contradictions, resolve
+from slipstream.algo.spec import Objective, describe, invalid
+
+FULL = Context(has_topk_logprobs=True, reward_components=2, max_staleness=4, staleness_policy="token")
+
+
+def refused(recipe: str = "grpo", context: Context | None = None, **overrides: object) -> list[str]:
+    return contradictions(resolve(recipe, overrides), context)[0]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_recipe_stands_by_itself(recipe: str) -> None:
+    overrides = {"horizon": 512} if recipe == "dr_grpo" else {}
+    assert contradictions(resolve(recipe, overrides), FULL) == ([], [])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_recipe_sets_only_what_it_changes(recipe: str) -> None:
+    default = Objective()
+    own = {name: value for name, value in RECIPES[recipe].sets.items() if getattr(default, name) != value}
+    named_after = {
+        "tis",
+        "grpo",
+        "two_grpo",
+        "dapo",
+        "mis",
+        "icepop",
+        "seq_mask_tis",
+        "scale_rl",
+        "decoupled_ppo",
+    }
+    assert own or recipe in named_after
+
+
+def test_default_is_grpo() -> None:
+    spec = resolve()
+    assert (spec.advantage, spec.std, spec.loss, spec.aggregation) == (
+        "grpo",
+        "population",
+        "clip",
+        "token_mean",
+    )
+    assert (spec.clip_low, spec.clip_high) == (0.2, 0.2)
+    assert (spec.correction, spec.correction_level, spec.cap_high) == ("tis", "token", 2.0)
+
+
+def test_overrides_win() -> None:
+    assert resolve("dapo", {"clip_high": 0.3}).clip_high == 0.3
+    assert resolve("dapo").clip_high == 0.28
+
+
+def test_unknown_names_are_all_told_with_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"recipe 'dapoo'.*nearest: dapo.*'clip_hihg'.*nearest: clip_high"
+    ) as error:
+        resolve("dapoo", {"clip_hihg": 1, "advantag": "grpo"})
+    assert "nearest: advantage" in str(error.value)
+
+
+def test_every_field_is_described_and_flat() -> None:
+    descriptions = describe()
+    assert list(descriptions) == [field.name for field in fields(Objective)]
+    assert all(len(text) > 10 for text in descriptions.values())
+    assert all(isinstance(v, str | int | float | bool | None) for v in vars(Objective()).values())
+
+
+def test_wrong_values_are_all_told() -> None:
+    wrong = {"loss": "ppo", "clip_low": "0.2", "horizon": 1.5, "mask_truncated": 1, "kl_beta": float("nan")}
+    spec = resolve("grpo", wrong)
+    problems = invalid(spec)
+    assert {line.split(":")[0] for line in problems} == set(wrong)
+    assert any(p.startswith("loss: 'ppo' is not one of clip, gspo") for p in problems)
+    assert any(p == "clip_low: '0.2' is not float or null" for p in problems)
+    assert contradictions(spec)[0] == problems
+
+
+REFUSED: list[tuple[str, dict[str, object], Context, str]] = [
+    ("grpo", {"correction": "none"}, Context(max_staleness=1), "max_staleness 1 with no correction"),
+    ("grpo", {}, Context(has_sampler_logprobs=False), "need sampler logprobs, which are off"),
+    ("gspo", {"dual_clip": 3.0}, Context(), "dual_clip with the sequence ratio"),
+    ("gspo", {"aggregation": "token_mean"}, Context(), "aggregation must be sequence_mean"),
+    ("cispo", {"dual_clip": 3.0}, Context(), "dual_clip with loss cispo"),
+    (
+        "cispo",
+        {"proximal": "none", "correction": "tis", "correction_level": "product"},
+        Context(),
+        "cispo is per token",
+    ),
+    ("grpo", {}, Context(group_size=1), "normalises by a standard deviation, but group_size is 1"),
+    (
+        "grpo",
+        {},
+        Context(batch_samples=30, group_size=8),
+        "batch of 30 samples is not a multiple of group_size 8",
+    ),
+    ("grpo", {}, Context(top_p=0.9), "top_p 0.9"),
+    ("grpo", {}, Context(top_k=50), "top_k 50"),
+    ("grpo", {}, Context(min_p=0.1), "min_p 0.1"),
+    ("grpo", {}, Context(repetition_penalty=1.1), "repetition_penalty 1.1"),
+    ("grpo", {"temperature": 0.7}, Context(), "objective temperature 0.7 is not the sampling temperature 1.0"),
+    ("grpo", {}, Context(temperature=0.0), "temperature 0"),
+    ("grpo", {}, Context(temperature=0.7, raw_logprobs=True), "raw engine logprobs with temperature 0.7"),
+    ("grpo", {"kl_beta": 0.1}, Context(), "kl_beta 0.1 without a reference model"),
+    ("grpo", {}, Context(has_reference=True), "a reference model with kl_beta 0"),
+    ("gdpo", {}, Context(reward_components=1), "two or more reward components, got 1"),
+    ("dppo", {"loss": "dppo_topk_tv"}, Context(), "loss dppo_topk_tv needs the sampler's top-k logprobs"),
+    ("centred", {}, Context(), "score_centring needs the sampler's top-k logprobs"),
+    (
+        "grpo",
+        {},
+        Context(min_informative_groups=4, min_informative_frac=0.5),
+        "two forms of one quota",
+    ),
+    ("grpo", {}, Context(staleness_policy="token", has_token_versions=False), "policy token needs per-token"),
+    ("approximate_ppo", {}, Context(has_token_versions=False), "approximate needs per-token versions"),
+    ("dppo", {"correction": "tis"}, Context(), "corrects twice"),
+    ("grpo", {"proximal": "sampler"}, Context(), "corrects twice"),
+    ("m2po", {"proximal": "none"}, Context(), "m2po_tau needs proximal: recompute"),
+    ("dr_grpo", {}, Context(), "fixed_length needs horizon"),
+    ("grpo", {"overlong_length": 100}, Context(), "go together"),
+    ("grpo", {"dual_clip": 1.0}, Context(), "dual_clip 1.0 must be greater than 1"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "overrides", "context", "text"), REFUSED)
+def test_contradicting_pair_is_refused(
+    recipe: str, overrides: dict[str, object], context: Context, text: str
+) -> None:
+    """Cases 25, 41, 42 and 107."""
+    assert any(text in line for line in refused(recipe, context, **overrides)), refused(
+        recipe, context, **overrides
+    )
+
+
+WARNED: list[tuple[str, dict[str, object], Context, str]] = [
+    ("dr_grpo", {"horizon": 9}, Context(adam_eps=1e-6), "adam_eps 1e-06 should be 1e-8"),
+    ("gspo", {"clip_low": 0.2}, Context(), "loss gspo with a clip of 0.2"),
+    ("grpo", {}, Context(min_informative_groups=3, groups_per_step=8), "is under half of 8 groups"),
+    ("grpo", {"kl_beta": 0.1}, Context(has_reference=True), "without kl_coeff_clamp"),
+    ("grpo", {}, Context(max_staleness=9), "max_staleness 9 without a second-moment control"),
+    ("grpo", {}, Context(group_size=3), "group_size 3"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "overrides", "context", "text"), WARNED)
+def test_doubtful_pair_is_warned_of(
+    recipe: str, overrides: dict[str, object], context: Context, text: str
+) -> None:
+    wrong, warned = contradictions(resolve(recipe, overrides), context)
+    assert wrong == []
+    assert any(text in line for line in warned)
+
+
+def test_all_contradictions_come_at_once() -> None:
+    context = Context(top_p=0.9, group_size=1, max_staleness=2, temperature=0.7)
+    assert len(refused("grpo", context, correction="none", kl_beta=0.1, temperature=1.0)) == 5
+
+
+def test_warp_that_the_learner_repeats_is_allowed() -> None:
+    assert refused("grpo", Context(top_p=0.9, top_k=50, learner_repeats_warp=True)) == []
+
+
+def test_recipes_need_no_torch() -> None:
+    code = (
+        "import sys; import slipstream.algo.recipes as r; r.contradictions(r.resolve());"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
