@@ -24,6 +24,7 @@ from slipstream.weights.manifest import ITEM_BYTES, Layout
 SCHEMA = 1
 WORTHWHILE = 0.5  # of the dense bytes; above it the dense version costs less in sum
 CHUNK_BYTES = 16 << 20
+CROWDED = 0.1  # of the bytes may lie in chunks where most words differ; above it no delta is tried
 LEVEL = 1
 WORD = 8
 
@@ -31,7 +32,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The changed elements of one width, in bytes; `gaps` are uint32, `steps` unsigned of that width."""
+    """The changed elements of one width, in bytes; `gaps` are uint64, `steps` unsigned of that width."""
 
     width: int
     count: int
@@ -56,21 +57,24 @@ class Encoded:
 
 def encode(base: Bytes, new: Bytes, layout: Layout) -> Encoded:
     """The delta from `base` to `new`, both [total_bytes]; needs about 10 bytes of memory per changed element."""
-    lanes, changed, elements, size = [], 0, 0, 0
+    lanes: list[Lane] = []
+    elements = changed = crowded = 0
     for width, ranges in _ranges(layout).items():
-        elements += sum(stop - start for start, stop in ranges) // width
-        found = [_changed(base, new, start, stop, width) for start, stop in _chunks(ranges)]
-        positions = np.concatenate(found)
-        changed += len(positions)
-        if len(positions) * width > WORTHWHILE * layout.total_bytes:
-            continue  # counted only: too many for a delta
-        if lane := _lane(base, new, positions, width):
-            lanes.append(lane)
-            size += len(lane.gaps) + len(lane.steps)
-    covered = sum(lane.count for lane in lanes) == changed
-    worthwhile = covered and size <= WORTHWHILE * layout.total_bytes
-    blob = msgspec.msgpack.encode(Delta(lanes)) if worthwhile else None
-    return Encoded(blob, changed / max(1, elements))
+        found: list[Positions] = []
+        for start, stop in _chunks(ranges):
+            elements += (stop - start) // width
+            crowded += _is_crowded(base[start:stop], new[start:stop]) * (stop - start)
+            if crowded > CROWDED * layout.total_bytes:
+                found.clear()
+                changed += _count(base[start:stop], new[start:stop], width)
+            else:
+                found.append(_changed(base, new, start, stop, width))
+                changed += len(found[-1])
+        if any(len(positions) for positions in found):
+            lanes.append(_lane(base, new, np.concatenate(found), width))
+    size = sum(len(lane.gaps) + len(lane.steps) for lane in lanes)
+    worthwhile = crowded <= CROWDED * layout.total_bytes and size <= WORTHWHILE * layout.total_bytes
+    return Encoded(msgspec.msgpack.encode(Delta(lanes)) if worthwhile else None, changed / max(1, elements))
 
 
 def apply(data: Bytes, blob: bytes, layout: Layout) -> None:
@@ -81,7 +85,7 @@ def apply(data: Bytes, blob: bytes, layout: Layout) -> None:
     """
     for lane in _decode(blob, layout).lanes:
         numbers = data.view(f"u{lane.width}")
-        gaps = _join(lane.gaps, lane.count, 4).astype(np.int64)
+        gaps = _join(lane.gaps, lane.count, WORD).astype(np.int64)
         positions = np.cumsum(gaps)
         if lane.count and positions[-1] >= len(numbers):
             raise WeightsError(f"delta reaches element {positions[-1]} of {len(numbers)}; fetch it dense")
@@ -118,6 +122,15 @@ def _chunks(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     ] or [(0, 0)]
 
 
+def _is_crowded(base: Bytes, new: Bytes) -> bool:
+    """Whether most words differ, as all do in float32: their positions cost ten times the rest, for nothing."""
+    return 2 * int(np.count_nonzero(base.view(np.uint64) != new.view(np.uint64))) > len(base) // WORD
+
+
+def _count(base: Bytes, new: Bytes, width: int) -> int:
+    return int(np.count_nonzero(base.view(f"u{width}") != new.view(f"u{width}")))
+
+
 def _changed(base: Bytes, new: Bytes, start: int, stop: int, width: int) -> Positions:
     """Positions, in elements from the start of the version, that differ in [start, stop).
 
@@ -130,14 +143,10 @@ def _changed(base: Bytes, new: Bytes, start: int, stop: int, width: int) -> Posi
     return (words[row] + start // WORD) * (WORD // width) + column
 
 
-def _lane(base: Bytes, new: Bytes, positions: Positions, width: int) -> Lane | None:
-    if not len(positions):
-        return None
+def _lane(base: Bytes, new: Bytes, positions: Positions, width: int) -> Lane:
     gaps = np.diff(positions, prepend=0)
-    if int(gaps.max()) >= 1 << 32:
-        return None
     before, after = base.view(f"u{width}")[positions], new.view(f"u{width}")[positions]
-    return Lane(width, len(positions), _split(gaps.astype("<u4")), _split(after - before))
+    return Lane(width, len(positions), _split(gaps.astype("<u8")), _split(after - before))
 
 
 def _split(numbers: npt.NDArray[np.unsignedinteger]) -> bytes:
