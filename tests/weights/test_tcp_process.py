@@ -8,10 +8,11 @@ import sys
 import pytest
 
 from slipstream.errors import TransportTimeout
-from slipstream.weights import tcp
+from slipstream.weights import tcp_pull
 from slipstream.weights.manifest import decode_manifest, encode_manifest
 from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.tcp import Dial, TcpPublisher, TcpSubscriber
+from slipstream.weights.tcp import TcpPublisher, TcpSubscriber
+from slipstream.weights.tcp_pull import Dial
 from slipstream.weights.tcp_server import ServerOptions, WeightServer
 
 pytestmark = pytest.mark.process
@@ -19,13 +20,13 @@ pytestmark = pytest.mark.process
 RECEIVER = """
 import os, signal, sys
 from pathlib import Path
-from slipstream.weights import tcp
+from slipstream.weights import tcp, tcp_pull
 from slipstream.weights.manifest import decode_manifest
 
 directory, phase, signum = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 manifests = [decode_manifest(bytes.fromhex(word)) for word in sys.argv[4:]]
-tcp.FRAME_BYTES = 5000
-take, frames = tcp._take_frame, []
+tcp_pull.FRAME_BYTES = 5000
+take, frames = tcp_pull.take_frame, []
 
 def counting(*arguments):
     take(*arguments)
@@ -39,7 +40,7 @@ def strike(*_):
 
 subscriber = tcp.TcpSubscriber(directory=directory)
 subscriber.fetch(manifests[0])
-tcp._take_frame = counting
+tcp_pull.take_frame = counting
 if phase == "verifying":
     tcp.compare = strike
 if phase == "mapping":
@@ -93,7 +94,7 @@ def test_a_receiver_that_dies_or_stops_delays_nobody_and_leaves_nothing(
     command = [sys.executable, "-c", RECEIVER, str(far), phase, str(int(signum)), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout.readline() == "struck\n"
-        monkeypatch.setattr(tcp, "FRAME_BYTES", 5000)
+        monkeypatch.setattr(tcp_pull, "FRAME_BYTES", 5000)
         healthy = TcpSubscriber(expected=plain_layout, directory=far)
         assert numbers(healthy.fetch(manifests[1])) == [20.0 + index for index in range(6)]
         latest = publisher.publish(3, model(3.0))
@@ -114,13 +115,13 @@ def test_a_learner_killed_while_sending_leaves_the_old_version_served_and_the_ne
 ):
     """Case 72, case 103"""
     near, far = hosts
-    monkeypatch.setattr(tcp, "FRAME_BYTES", 5000)
+    monkeypatch.setattr(tcp_pull, "FRAME_BYTES", 5000)
     subscriber = TcpSubscriber(Dial(frame_seconds=0.5), expected=plain_layout, directory=far)
     command = [sys.executable, "-c", SERVER, str(near)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as learner:
         first, second = (decode_manifest(bytes.fromhex(learner.stdout.readline())) for _ in range(2))
         served = subscriber.fetch(first)
-        real, taken = tcp._take_frame, []
+        real, taken = tcp_pull.take_frame, []
 
         def kill_after_three(*arguments):
             real(*arguments)
@@ -128,12 +129,12 @@ def test_a_learner_killed_while_sending_leaves_the_old_version_served_and_the_ne
             if len(taken) == 3:
                 os.kill(learner.pid, signal.SIGKILL)
 
-        monkeypatch.setattr(tcp, "_take_frame", kill_after_three)
+        monkeypatch.setattr(tcp_pull, "take_frame", kill_after_three)
         with pytest.raises(TransportTimeout, match="no frame of version 2"):
             subscriber.fetch(second)
     assert len(taken) < 20
     assert numbers(served) == [10.0 + index for index in range(6)]
-    monkeypatch.setattr(tcp, "_take_frame", real)
+    monkeypatch.setattr(tcp_pull, "take_frame", real)
     restarted = TcpPublisher(
         ShmPublisher("crash", 2, plain_layout, directory=near), WeightServer(ServerOptions(), near)
     )

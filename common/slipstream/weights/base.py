@@ -17,7 +17,7 @@ from slipstream.errors import UserError
 from slipstream.weights.manifest import Layout, Manifest
 
 if TYPE_CHECKING:
-    from slipstream.weights.tcp import Dial
+    from slipstream.weights.tcp_pull import Dial
     from slipstream.weights.tcp_server import ServerOptions
 
 Array = npt.NDArray[np.generic]

@@ -72,12 +72,21 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [t.name for t in self.tensors if t.offset < stop and t.offset + t.nbytes > start]
 
 
+class DeltaOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A delta against the version whose whole digest is `base_digest`; `digest` is the delta's own."""
+
+    base_version: int
+    base_digest: str
+    nbytes: int
+    digest: str
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One published version. `incarnation` counts the starts of the learner within the run.
 
     `digests` holds the xxh3_128 of each bucket and `digest` that of them all, in hexadecimal. `locations` says
-    where to fetch it, by transport: for "shm" the file's name, for "tcp" the endpoint. `base_version` is the
-    version that a delta builds on, None for a dense one.
+    where to fetch it, by transport: for "shm" the file's name, for "tcp" the endpoint. Every version can be had
+    dense; `delta` is a shorter way for whoever has its base, and leads to the same digests.
     """
 
     run: str
@@ -87,7 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     digests: list[str]
     digest: str
     locations: dict[str, str]
-    base_version: int | None = None
+    delta: DeltaOffer | None = None
     schema: int = SCHEMA
 
 
@@ -190,6 +199,8 @@ def check_manifest(manifest: Manifest) -> None:
     for name, source in manifest.layout.tied.items():
         if source not in {spec.name for spec in manifest.layout.tensors}:
             raise WeightsError(f"{where}: {name} is tied to {source}, which is not among the tensors")
+    if manifest.delta and not 0 < manifest.delta.nbytes <= manifest.layout.total_bytes:
+        raise WeightsError(f"{where}: the delta has {manifest.delta.nbytes} bytes, more than the dense version")
     if len(manifest.digests) != manifest.layout.buckets:
         raise WeightsError(
             f"{where}: {len(manifest.digests)} bucket digests, expected {manifest.layout.buckets}"

@@ -79,7 +79,7 @@ class ShmPublisher:
                 "weights: the layout holds no bytes; a model without tensors cannot be published"
             )
         self.run, self.incarnation, self.layout = run, incarnation, layout
-        self._directory, self._keep_seconds, self._keep_versions = directory, keep_seconds, keep_versions
+        self.directory, self._keep_seconds, self._keep_versions = directory, keep_seconds, keep_versions
         self._clock = clock
         self._prefix = segments.prefix_of(run, incarnation)
         self._batches = plan(layout)
@@ -201,12 +201,12 @@ class ShmPublisher:
             segment.remove()
 
     def _grow(self) -> segments.Segment:
-        segments.check_space(self._directory, self.layout.total_bytes)
+        segments.check_space(self.directory, self.layout.total_bytes)
         return self._allocate()
 
     def _allocate(self) -> segments.Segment:
         self._allocated += 1
-        path = self._directory / f"{self._prefix}-spare{self._allocated}.part"
+        path = self.directory / f"{self._prefix}-spare{self._allocated}.part"
         return segments.Segment(path, self.layout.total_bytes)
 
     def _check_open(self) -> None:

@@ -9,32 +9,35 @@ import os
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import zmq
 
-from slipstream.errors import MessageError, TransportTimeout, WeightsError
-from slipstream.transport.keys import KeyPair
+from slipstream.errors import WeightsError
 from slipstream.weights import segments
 from slipstream.weights.base import Bytes, Source
-from slipstream.weights.digests import bucket_digest, compare
-from slipstream.weights.manifest import Layout, Manifest, check_manifest, mismatches
+from slipstream.weights.delta import apply, encode
+from slipstream.weights.digests import bucket_digest, bucket_digests, compare
+from slipstream.weights.manifest import DeltaOffer, Layout, Manifest, check_manifest, mismatches
 from slipstream.weights.shm import ShmPublisher, Staged
 from slipstream.weights.shm_reader import ShmSubscriber, ShmWeights, map_version
+from slipstream.weights.tcp_pull import Dial, Puller
 from slipstream.weights.tcp_server import WeightServer
-from slipstream.weights.tcp_wire import FRAME_BYTES, ChunkRequest, decode_reply
-
-WINDOW = 4
 
 
 class TcpPublisher:
-    """A shared-memory publisher whose versions are served to other hosts too."""
+    """A shared-memory publisher whose versions are served to other hosts too.
 
-    def __init__(self, shm: ShmPublisher, server: WeightServer) -> None:
-        self._shm, self._server = shm, server
+    With `deltas` each commit also compares the version with the one before (about 1 CPU second per GB), which is
+    worth it for 16-bit weights over a slow link; `density` is then the share of elements that changed last.
+    """
+
+    def __init__(self, shm: ShmPublisher, server: WeightServer, deltas: bool = False) -> None:
+        self.density: float | None = None
+        self._shm, self._server, self._deltas = shm, server, deltas
+        self._base: tuple[Manifest, Bytes] | None = None
 
     def publish(self, version: int, tensors: Mapping[str, Source]) -> Manifest:
         """Stage and commit in one call; raises as `ShmPublisher.publish`."""
@@ -43,7 +46,7 @@ class TcpPublisher:
     def stage(self, version: int, tensors: Mapping[str, Source]) -> Staged:
         """The one copy; the tensors may change once this returns."""
         staged = self._shm.stage(version, tensors)
-        return replace(staged, _commit=lambda _, digests: self._server.offer(staged.commit(digests)))
+        return replace(staged, _commit=lambda _, digests: self._offer(staged.commit(digests)))
 
     def retire(self, acknowledged: int) -> None:
         """Remove the versions below the lowest that every live replica serves; never the newest."""
@@ -52,17 +55,24 @@ class TcpPublisher:
 
     def close(self) -> None:
         """Stop serving and remove all files; harmless when repeated."""
+        self._base = None
         self._server.close()
         self._shm.close()
 
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """How to reach a server: own keys and the server's public key for CURVE, and the wait for each frame."""
-
-    keys: KeyPair | None = None
-    server_key: str = ""
-    frame_seconds: float = 10.0
+    def _offer(self, manifest: Manifest) -> Manifest:
+        if not self._deltas:
+            return self._server.offer(manifest)
+        base, current = self._base, np.frombuffer(map_version(self._shm.directory, manifest), np.uint8)
+        self._base = (manifest, current)
+        if base is None:
+            return self._server.offer(manifest)
+        encoded = encode(base[1], current, manifest.layout)
+        self.density = encoded.density
+        if encoded.blob is None:
+            return self._server.offer(manifest)
+        digest = bucket_digest(np.frombuffer(encoded.blob, np.uint8))
+        offer = DeltaOffer(base[0].version, base[0].digest, len(encoded.blob), digest)
+        return self._server.offer(msgspec.structs.replace(manifest, delta=offer), encoded.blob)
 
 
 class TcpSubscriber:
@@ -81,8 +91,11 @@ class TcpSubscriber:
         directory: Path = segments.SHM,
         threads: int = 1,
     ) -> None:
-        self._dial, self._expected, self._directory = dial or Dial(), expected, directory
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._expected, self._directory = expected, directory
+        self.deltas_applied = self.deltas_failed = 0
+        self._puller = Puller(dial or Dial())
+        self._base: Bytes = np.empty(0, np.uint8)
+        self._base_digest = ""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-verify")
         self._buffers: ShmPublisher | None = None
         self._fetched = 0
@@ -104,12 +117,18 @@ class TcpSubscriber:
         buffers.retire(self._fetched)  # the one before it: by now the engine reads only the last
         self._fetched += 1
         staged = buffers.fill(self._fetched, lambda data: self._receive(manifest, data))
-        return ShmWeights(manifest, map_version(self._directory, staged.commit(manifest.digests)))
+        weights = ShmWeights(manifest, map_version(self._directory, staged.commit(manifest.digests)))
+        self._base, self._base_digest = (
+            weights.data,
+            manifest.digest,
+        )  # also after its release, for the next delta
+        return weights
 
     def close(self) -> None:
         """Remove the buffers, but for what is still mapped; harmless when repeated."""
         self._pool.shutdown()
-        self._context.destroy(linger=0)
+        self._puller.close()
+        self._base, self._base_digest = np.empty(0, np.uint8), ""
         if self._buffers is not None:
             self._buffers.close()
 
@@ -123,41 +142,33 @@ class TcpSubscriber:
         return self._buffers
 
     def _receive(self, manifest: Manifest, target: Bytes) -> None:
-        """Fill `target` [total_bytes] frame by frame, with up to `WINDOW` requests under way."""
-        socket = self._connect(manifest.locations["tcp"])
+        """Fill `target` [total_bytes], the short way if that leads to the right digests."""
+        if manifest.delta is not None and manifest.delta.base_digest == self._base_digest:
+            try:
+                self._receive_delta(manifest, manifest.delta, target)
+            except WeightsError:
+                self.deltas_failed += 1
+            else:
+                self.deltas_applied += 1
+                return
+        self._receive_dense(manifest, target)
+
+    def _receive_delta(self, manifest: Manifest, offer: DeltaOffer, target: Bytes) -> None:
+        blob = np.empty(offer.nbytes, np.uint8)
+        self._puller.pull(manifest, "delta", blob, lambda _: None)
+        if bucket_digest(blob) != offer.digest:
+            raise WeightsError(f"version {manifest.version}: its delta arrived with another digest")
+        np.copyto(target, self._base)
+        apply(target, blob.tobytes(), manifest.layout)
+        compare(bucket_digests(target, manifest.layout, self._pool), manifest)
+
+    def _receive_dense(self, manifest: Manifest, target: Bytes) -> None:
         digests = _Digests(manifest, target, self._pool)
         try:
-            requests = _requests(manifest)
-            for request in requests[:WINDOW]:
-                socket.send(msgspec.msgpack.encode(request))
-            for index, request in enumerate(requests):
-                _take_frame(self._next(socket, manifest), request, target)
-                if index + WINDOW < len(requests):
-                    socket.send(msgspec.msgpack.encode(requests[index + WINDOW]))
-                digests.filled(request.offset + request.length)
+            self._puller.pull(manifest, "dense", target, digests.filled)
             compare(digests.results(), manifest)
         finally:
-            socket.close(linger=0)
             digests.wait()
-
-    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
-        """A socket of its own for each version, so that no late frame of an earlier one can come in."""
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES)
-        if self._dial.keys is not None:
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self._dial.server_key.encode())
-            socket.setsockopt(zmq.CURVE_SECRETKEY, self._dial.keys.secret.encode())
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._dial.keys.public.encode())
-        socket.connect(endpoint)
-        return socket
-
-    def _next(self, socket: zmq.Socket[bytes], manifest: Manifest) -> list[zmq.Frame]:
-        if not socket.poll(round(self._dial.frame_seconds * 1000)):
-            raise TransportTimeout(
-                f"weights from {manifest.locations['tcp']}: no frame of version {manifest.version} "
-                f"within {self._dial.frame_seconds:g} s"
-            )
-        return socket.recv_multipart(copy=False)
 
 
 class AutoSubscriber:
@@ -198,34 +209,3 @@ class _Digests:
         """Until nothing reads the bytes any more."""
         for future in self._running:
             future.exception()
-
-
-def _requests(manifest: Manifest) -> list[ChunkRequest]:
-    total = manifest.layout.total_bytes
-    return [
-        ChunkRequest(
-            run=manifest.run,
-            incarnation=manifest.incarnation,
-            version=manifest.version,
-            offset=offset,
-            length=min(FRAME_BYTES, total - offset),
-        )
-        for offset in range(0, total, FRAME_BYTES)
-    ]
-
-
-def _take_frame(frames: list[zmq.Frame], request: ChunkRequest, target: Bytes) -> None:
-    """Copy one reply into its place; raises `WeightsError` for a refusal or a reply to something else."""
-    try:
-        reply = decode_reply(frames[0].bytes)
-    except MessageError as error:
-        raise WeightsError(str(error)) from error
-    if reply.problem:
-        raise WeightsError(reply.problem)
-    fits = len(frames) == 2 and len(frames[1].buffer) == request.length
-    if not fits or (reply.version, reply.offset) != (request.version, request.offset):
-        raise WeightsError(
-            f"version {request.version}: a reply that was not asked for; nothing of it was applied"
-        )
-    arrived = np.frombuffer(frames[1].buffer, np.uint8)
-    np.copyto(target[request.offset : request.offset + request.length], arrived)  # without the GIL

@@ -57,6 +57,7 @@ class WeightServer:
         self.refused = 0
         self._directory = directory
         self._offers: OrderedDict[tuple[int, int], Manifest] = OrderedDict()
+        self._deltas: dict[tuple[int, int], bytes] = {}
         self._mapped: OrderedDict[tuple[int, int], Bytes] = OrderedDict()
         self._guard = threading.Lock()
         self._stopping = threading.Event()
@@ -73,14 +74,17 @@ class WeightServer:
         self._thread = threading.Thread(target=self._serve, name="weights-server", daemon=True)
         self._thread.start()
 
-    def offer(self, manifest: Manifest) -> Manifest:
-        """Serve a published version too; returns its manifest with this endpoint added."""
+    def offer(self, manifest: Manifest, delta: bytes = b"") -> Manifest:
+        """Serve a published version, and its delta if any; returns the manifest with this endpoint added."""
         if not self._thread.is_alive():
             raise WeightsError(f"the weight server at {self.endpoint} has ended")
+        key = (manifest.incarnation, manifest.version)
         with self._guard:
-            self._offers[manifest.incarnation, manifest.version] = manifest
+            self._offers[key] = manifest
+            if delta:
+                self._deltas[key] = delta
             while len(self._offers) > OFFERED:
-                self._offers.popitem(last=False)
+                self._forget(next(iter(self._offers)))
         return msgspec.structs.replace(manifest, locations=manifest.locations | {"tcp": self.endpoint})
 
     def retire(self, acknowledged: int) -> None:
@@ -88,14 +92,18 @@ class WeightServer:
         with self._guard:
             newest = max(self._offers, default=(0, 0))
             for key in [key for key in self._offers if key[1] < acknowledged and key != newest]:
-                del self._offers[key]
-                self._mapped.pop(key, None)
+                self._forget(key)
 
     def close(self) -> None:
         """Stop serving; receivers in the middle of a version meet their deadline. Harmless when repeated."""
         self._stopping.set()
         self._thread.join()
         self._mapped.clear()
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        del self._offers[key]
+        self._deltas.pop(key, None)
+        self._mapped.pop(key, None)
 
     def _open_router(self, options: ServerOptions) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -170,14 +178,16 @@ class WeightServer:
 
     def _chunk(self, request: ChunkRequest) -> Bytes:
         with self._guard:
-            data = self._open((request.incarnation, request.version), request.run)
+            data = self._open((request.incarnation, request.version), request)
         if request.offset + request.length > len(data):
-            raise WeightsError(f"version {request.version} has {len(data)} bytes, asked for more")
+            raise WeightsError(f"version {request.version}: its {request.part} form has {len(data)} bytes")
         return data[request.offset : request.offset + request.length]
 
-    def _open(self, key: tuple[int, int], run: str) -> Bytes:
+    def _open(self, key: tuple[int, int], request: ChunkRequest) -> Bytes:
         manifest = self._offers.get(key)
-        if manifest is None or manifest.run != run:
+        if request.part == "delta":
+            return np.frombuffer(self._deltas.get(key, b""), np.uint8)
+        if manifest is None or manifest.run != request.run:
             raise WeightsError(
                 f"version {key[1]} of learner incarnation {key[0]} is gone; fetch the newest one"
             )

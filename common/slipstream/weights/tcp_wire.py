@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from slipstream.errors import MessageError
@@ -10,15 +12,18 @@ SCHEMA = 1
 FRAME_BYTES = 8 << 20
 MAX_HEADER_BYTES = 64 << 10
 
+Part = Literal["dense", "delta"]
+
 
 class ChunkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Ask for `length` bytes of a version from `offset` on."""
+    """Ask for `length` bytes from `offset` on, of a version or of its delta."""
 
     run: str
     incarnation: int
     version: int
     offset: int
     length: int
+    part: Part = "dense"
     schema: int = SCHEMA
 
 
