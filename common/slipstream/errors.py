@@ -2,7 +2,8 @@
 
 A `UserError` is a mistake in what a person gave us (a config, a file, a port). It prints as one line that
 names the setting, the value and the mend, and ends the process with exit code 2. Every other error is a fault
-of the run, and ends the process with exit code 1 and its cause.
+of the run, and ends the process with exit code 1 and its cause; a run that stops itself because going on would
+be wrong or useless ends with exit code 3, and nobody restarts it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAULT = 1
 EXIT_USER = 2
+EXIT_HALTED = 3
 
 
 class SlipstreamError(Exception):

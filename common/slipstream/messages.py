@@ -103,6 +103,27 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
+class Take(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The learner's request for the batch of one step; the reply carries four frames for each group."""
+
+    run: str
+    learner: str
+    step: int
+    version: int
+    groups: int
+    whole: bool = False
+    schema: int = SCHEMA
+
+
+class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the learner learns of one evaluation item."""
+
+    reward: float | None
+    tokens: int
+    truncated: bool
+    text: str
+
+
 class GroupArrays(msgspec.Struct, kw_only=True):
     """The arrays of a group: the prompt's ids [P], and ids and logprobs of all samples in turn [N]."""
 

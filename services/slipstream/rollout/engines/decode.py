@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.messages import Finish
 from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.engines.rows import Decoder, Row
-from slipstream.rollout.engines.sampler import draw, uniforms
+from slipstream.rollout.engines.sampler import Sampler, uniforms
 from slipstream.rollout.engines.stream import GroupStream
 
 Deliveries = list[tuple[GroupStream, Chunk]]
@@ -31,6 +31,7 @@ class DecodeLoop:
     def __init__(self, decoder: Decoder, slots: int, prefill_tokens: int, recompute: bool) -> None:
         self.decoder = decoder
         self.version = -1
+        self._sampler = Sampler()
         self._slots = slots
         self._prefill_tokens = prefill_tokens
         self._recompute = recompute
@@ -73,7 +74,9 @@ class DecodeLoop:
         rows, logits_VN = self.decoder.step(fresh)
         temperatures = [row.stream.request.sampling.temperature for row in rows]
         numbers = uniforms([row.seed for row in rows], [row.made for row in rows])
-        for row, token, logprob in zip(rows, *draw(logits_VN, temperatures, numbers), strict=True):
+        for row, token, logprob in zip(
+            rows, *self._sampler.draw(logits_VN, temperatures, numbers), strict=True
+        ):
             ready += self._take(row, token, logprob)
         return ready
 

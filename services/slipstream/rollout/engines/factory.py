@@ -25,10 +25,16 @@ def make_engine(config: Config, model: Path) -> Engine:
     if section.kind == "transformers":
         from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
 
-        shape = {"folder": model, "slots": section.max_sequences, "context": context_length(config, model)}
-        return TransformersEngine(
-            _settings(TransformersConfig, section.options, threads=section.threads, **shape)
+        settings = _settings(
+            TransformersConfig,
+            section.options,
+            folder=model,
+            slots=section.max_sequences,
+            requests=section.max_sequences,  # an evaluation item is a request of one sample
+            context=context_length(config, model),
+            threads=section.threads,
         )
+        return TransformersEngine(settings)
     if section.kind == "simulated":
         from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
 

@@ -49,9 +49,10 @@ class LlamaForward:
         self._cos_FC = (angles_CF.cos() * shape.rope_scale).t().contiguous()
         self._sin_FC = (angles_CF.sin() * shape.rope_scale).t().contiguous()
         self._buffers: dict[str, Tensor] = {}
+        self._mean_1E = torch.full((1, shape.hidden), 1.0 / shape.hidden)
 
     def __call__(self, weights: LlamaWeights, work: Pass) -> Tensor:
-        """Logits [V, O] of the pass; keys and values go to the cache."""
+        """Logits [V, O] of the pass, valid until the next one; keys and values go to the cache."""
         positions_N = torch.tensor(work.positions)
         cos_FN = self._cos_FC.index_select(1, positions_N)
         sin_FN = self._sin_FC.index_select(1, positions_N)
@@ -67,7 +68,8 @@ class LlamaForward:
         if not work.outputs:
             return hidden_EN[:0]
         last_EO = hidden_EN.index_select(1, torch.tensor(work.outputs))
-        return torch.mm(weights.head, self._norm(last_EO, weights.norm))
+        logits_VO = self._buffer("logits", self.shape.vocab, len(work.outputs))
+        return torch.mm(weights.head, self._norm(last_EO, weights.norm), out=logits_VO)
 
     @property
     def _cache_width(self) -> int:
@@ -137,8 +139,11 @@ class LlamaForward:
         hidden_EN.addmm_(layer.down, functional.silu(gate_MN, inplace=True).mul_(up_MN))
 
     def _norm(self, columns_EN: Tensor, weight_E1: Tensor) -> Tensor:
-        scale_N = (columns_EN * columns_EN).mean(dim=0).add_(self.shape.epsilon).rsqrt_()
-        return (columns_EN * scale_N).mul_(weight_E1)
+        squares_EN = torch.mul(columns_EN, columns_EN, out=self._buffer("squares", *columns_EN.shape))
+        scale_1N = (
+            torch.mm(self._mean_1E, squares_EN).add_(self.shape.epsilon).rsqrt_()
+        )  # faster than mean(dim=0)
+        return torch.mul(columns_EN, scale_1N, out=self._buffer("normed", *columns_EN.shape)).mul_(weight_E1)
 
     def _head_norm(self, heads_XDN: Tensor, weight_D1: Tensor) -> Tensor:
         scale_X1N = heads_XDN.square().mean(dim=1, keepdim=True).add_(self.shape.epsilon).rsqrt_()

@@ -32,36 +32,44 @@ def _mix(bits_N: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return bits_N ^ (bits_N >> np.uint64(31))
 
 
-def draw(
-    logits_VN: Tensor, temperatures: Sequence[float], uniforms_N: npt.NDArray[np.float64]
-) -> tuple[list[int], list[float]]:
-    """Sample one token for each column, and its logprob after temperature (at temperature 1 when greedy).
+class Sampler:
+    """Draws from logits; its scratch memory, as large as the logits, is kept between calls."""
 
-    A column with a NaN gives a NaN logprob.
-    """
-    if any(t not in (0.0, 1.0) for t in temperatures):
-        scales_N = torch.tensor([1.0 / t if t else 1.0 for t in temperatures], dtype=logits_VN.dtype)
-        logits_VN = logits_VN * scales_N
-    peaks_N, weights_KJN = _weights(logits_VN)
-    cumulated_KN = weights_KJN.sum(dim=1).double().cumsum(dim=0)
-    ids_N = _invert(weights_KJN, cumulated_KN, torch.from_numpy(uniforms_N))
-    if any(t == 0.0 for t in temperatures):
-        ids_N = torch.where(torch.tensor([t == 0.0 for t in temperatures]), logits_VN.argmax(dim=0), ids_N)
-    chosen_N = logits_VN.gather(0, ids_N[None])[0]
-    logprobs_N = (chosen_N - peaks_N).double() - cumulated_KN[-1].log()
-    return ids_N.tolist(), logprobs_N.clamp(max=0.0).tolist()
+    def __init__(self) -> None:
+        self._scratch = torch.empty(0)
 
+    def draw(
+        self, logits_VN: Tensor, temperatures: Sequence[float], uniforms_N: npt.NDArray[np.float64]
+    ) -> tuple[list[int], list[float]]:
+        """Sample one token for each column, and its logprob after temperature (at temperature 1 when greedy).
 
-def _weights(logits_VN: Tensor) -> tuple[Tensor, Tensor]:
-    """Each column's largest logit, and exp(logit - largest) in blocks, filled up with zeros."""
-    size, rows = logits_VN.shape
-    blocks = -(-size // BLOCK)
-    peaks_N = logits_VN.amax(dim=0)
-    weights_VN = torch.empty(blocks * BLOCK, rows, dtype=torch.float32)
-    torch.sub(logits_VN, peaks_N, out=weights_VN[:size])
-    weights_VN[:size].exp_()
-    weights_VN[size:] = 0.0
-    return peaks_N, weights_VN.view(blocks, BLOCK, rows)
+        A column with a NaN gives a NaN logprob.
+        """
+        if any(t not in (0.0, 1.0) for t in temperatures):
+            scales_N = torch.tensor([1.0 / t if t else 1.0 for t in temperatures], dtype=logits_VN.dtype)
+            logits_VN = logits_VN * scales_N
+        peaks_N = logits_VN.amax(dim=0)
+        weights_KJN = self._weights(logits_VN, peaks_N)
+        cumulated_KN = weights_KJN.sum(dim=1).double().cumsum(dim=0)
+        ids_N = _invert(weights_KJN, cumulated_KN, torch.from_numpy(uniforms_N))
+        if any(t == 0.0 for t in temperatures):
+            greedy_N = torch.tensor([t == 0.0 for t in temperatures])
+            ids_N = torch.where(greedy_N, logits_VN.argmax(dim=0), ids_N)
+        chosen_N = logits_VN.gather(0, ids_N[None])[0]
+        logprobs_N = (chosen_N - peaks_N).double() - cumulated_KN[-1].log()
+        return ids_N.tolist(), logprobs_N.clamp(max=0.0).tolist()
+
+    def _weights(self, logits_VN: Tensor, peaks_N: Tensor) -> Tensor:
+        """exp(logit - largest of its column) in blocks, filled up with zeros."""
+        size, rows = logits_VN.shape
+        blocks = -(-size // BLOCK)
+        if self._scratch.numel() < blocks * BLOCK * rows:
+            self._scratch = torch.empty(blocks * BLOCK * rows)
+        weights_VN = self._scratch[: blocks * BLOCK * rows].view(blocks * BLOCK, rows)
+        torch.sub(logits_VN, peaks_N, out=weights_VN[:size])
+        weights_VN[:size].exp_()
+        weights_VN[size:] = 0.0
+        return weights_VN.view(blocks, BLOCK, rows)
 
 
 def _invert(weights_KJN: Tensor, cumulated_KN: Tensor, uniforms_N: Tensor) -> Tensor:

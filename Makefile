@@ -1,0 +1,34 @@
+# Two commands do everything: `make demo` trains a language model on this machine, `make test` proves the code.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-process lint docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/slipstream up configs/smollm2-sums.yaml
+
+test: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not vllm and not gpu and not compose"
+
+lint: $(VENV)/.test
+	$(BIN)/ruff format --check common services tests benchmarks
+	$(BIN)/ruff check common services tests benchmarks
+	$(BIN)/mypy
+
+docs: $(VENV)/.demo
+	$(BIN)/slipstream config docs > docs/config.md
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable ".[reasoning-gym]"
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) --editable ".[reasoning-gym,datasets,test,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,150 @@
+"""The processes and what they lean on: rollout, reward, buffer, learner, weights, ledger, supervisor."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from slipstream.config.base import Section, setting, sub
+from slipstream.staleness import Policy
+
+
+class StalenessSection(Section):
+    """How far generators may lag behind the learner."""
+
+    policy: Policy = setting("token", "what happens around the bound: pace, drop, wait or token")
+    max_staleness: int = setting(4, "the bound (eta) on a token's age, in versions", ge=0)
+    oversampling: float = setting(1.0, "factor on the groups admitted at once", ge=1.0)
+
+
+class EngineSection(Section):
+    """What generates the tokens of a rollout replica."""
+
+    kind: Literal["transformers", "simulated", "vllm", "http"] = setting("transformers", "engine to use")
+    max_sequences: int = setting(64, "sequences decoded at once in a replica", ge=1)
+    threads: int = setting(1, "CPU threads of the engine", ge=1)
+    options: dict[str, Any] = setting({}, "further options of the engine, by its own names")
+
+
+class RolloutSection(Section):
+    """Generator replicas."""
+
+    replicas: int = setting(1, "rollout processes that `up` starts", ge=1)
+    engine: EngineSection = sub(EngineSection, "the engine of each replica")
+    ticket_seconds: float = setting(600.0, "deadline of one group; after it the group is tried again", gt=0)
+    attempts: int = setting(3, "tries per group before it is listed as failed", ge=1)
+
+
+class RewardFunction(Section):
+    """One reward: a registered name, `package.module:function` or `file.py:function`."""
+
+    use: str = setting("last_number", "registered name, dotted path or file path of the scorer")
+    name: str | None = setting(None, "name of the component; none takes the scorer's")
+    weight: float = setting(1.0, "weight in the sum of rewards")
+    options: dict[str, Any] = setting({}, "options of the scorer, by its own names")
+    timeout_seconds: float = setting(10.0, "time limit for one call, seconds", gt=0)
+    memory_mb: int = setting(512, "memory limit of its worker process, MiB", ge=64)
+
+
+class RewardSection(Section):
+    """Scoring."""
+
+    replicas: int = setting(1, "reward processes that `up` starts", ge=1)
+    functions: list[RewardFunction] = setting([], "the rewards whose weighted sum is trained on")
+    workers: int = setting(1, "killable worker processes per replica for user code", ge=1)
+    max_unscored_share: float = setting(
+        0.5, "stop the run when more than this share of the last window is unscored", ge=0.0, le=1.0
+    )
+    unscored_window: int = setting(200, "samples in that window", ge=1)
+
+
+class BufferSection(Section):
+    """The durable store of scored groups."""
+
+    order: Literal["fifo", "freshest", "oldest_first", "random"] = setting("fifo", "which group is next")
+    informative: Literal["keep", "require"] = setting(
+        "keep", "keep trains every group; require drops groups whose rewards are all equal"
+    )
+    max_uninformative: int = setting(
+        512, "stop the run after this many uninformative groups in a row (informative: require)", ge=1
+    )
+
+
+class OptimizerSection(Section):
+    """AdamW."""
+
+    learning_rate: float = setting(1e-6, "peak learning rate", gt=0.0)
+    warmup_steps: int = setting(0, "steps of linear warm-up", ge=0)
+    schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = setting(
+        "constant", "what follows the warm-up"
+    )
+    final_share: float = setting(
+        0.0, "share of the peak left at the last step (linear, cosine)", ge=0.0, le=1.0
+    )
+    beta1: float = setting(0.9, "decay of the first moment", ge=0.0, lt=1.0)
+    beta2: float = setting(0.95, "decay of the second moment", ge=0.0, lt=1.0)
+    eps: float = setting(1e-8, "AdamW epsilon", gt=0.0)
+    weight_decay: float = setting(0.0, "decoupled weight decay", ge=0.0)
+    grad_clip: float | None = setting(1.0, "largest global gradient norm; none is off", gt=0.0)
+
+
+class CheckpointSection(Section):
+    """What a restart continues from."""
+
+    every: int = setting(10, "save every k steps; the end of the run is always saved", ge=1)
+    keep_last: int = setting(2, "newest checkpoints to keep", ge=1)
+    keep_every: int | None = setting(None, "also keep each checkpoint whose step is a multiple of this", ge=1)
+
+
+class LearnerSection(Section):
+    """The training process."""
+
+    optimizer: OptimizerSection = sub(OptimizerSection, "the optimizer")
+    checkpoint: CheckpointSection = sub(CheckpointSection, "checkpoints")
+    micro_batch_tokens: int = setting(4096, "tokens per forward pass; changes memory only", ge=16)
+    threads: int = setting(1, "CPU threads of the learner", ge=1)
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N")
+    max_nonfinite_steps: int = setting(
+        3, "stop after this many steps in a row with a non-finite gradient", ge=1
+    )
+    take_timeout_seconds: float = setting(
+        900.0, "stop when no batch could be filled for this long, seconds", gt=0
+    )
+
+
+class WeightsSection(Section):
+    """How weights reach the generators."""
+
+    transport: Literal["auto", "shm"] = setting("auto", "auto or shm (one copy per host)")
+
+
+class RedisSection(Section):
+    """The server that keeps the ledger. The password comes from SLIPSTREAM_REDIS_PASSWORD."""
+
+    url: str | None = setting(None, "redis://host:port/db or unix:///path; none starts an embedded Valkey")
+
+
+class NetworkSection(Section):
+    """Sockets."""
+
+    host: str = setting("127.0.0.1", "address that services bind and announce")
+    port: int = setting(
+        0, "port of the role's data socket when started alone; 0 takes a free one", ge=0, le=65535
+    )
+    metrics_port: int = setting(0, "port of the role's /metrics; 0 takes a free one", ge=0, le=65535)
+    credits: int = setting(16, "unacknowledged groups per sender", ge=1)
+
+
+class SupervisorSection(Section):
+    """How `slipstream up` treats its processes."""
+
+    restarts: int = setting(5, "restarts allowed per process within the window", ge=0)
+    window_seconds: float = setting(300.0, "window of the restart limit, seconds", gt=0)
+    backoff_seconds: float = setting(0.5, "first pause before a restart, doubled each time, seconds", gt=0)
+    drain_seconds: float = setting(4.0, "time between SIGTERM and SIGKILL, seconds", gt=0)
+
+
+class TelemetrySection(Section):
+    """Logs."""
+
+    log_format: Literal["auto", "human", "json"] = setting("auto", "auto is human on a terminal, else json")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe line shown")

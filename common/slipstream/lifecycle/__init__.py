@@ -1,0 +1,1 @@
+"""How every slipstream process starts, watches its tasks, drains and ends."""

@@ -1,0 +1,105 @@
+"""The life of one process: watched background tasks, one stop signal, one exit code.
+
+A background task that dies ends its process with the cause. SIGTERM or Ctrl-C asks for a drain; the second
+signal, or a drain that passes its deadline, ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+FAULT_VARIABLE = "SLIPSTREAM_FAULT"
+
+
+class TaskDied(Exception):
+    """A background task ended although its process had not been asked to stop."""
+
+
+class Life:
+    """Hands a service its stop signal and watches its background tasks."""
+
+    def __init__(self) -> None:
+        self._stopping = asyncio.Event()
+        self._tasks: dict[asyncio.Task[Any], str] = {}
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the process was asked to drain and end."""
+        return self._stopping.is_set()
+
+    def stop(self) -> None:
+        """Ask the service to drain and end."""
+        self._stopping.set()
+
+    async def wait_for_stop(self) -> None:
+        """Wait until the process is asked to end."""
+        await self._stopping.wait()
+
+    async def pause(self, seconds: float) -> bool:
+        """Wait, at most until the stop signal; returns whether to stop."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self.stopping
+
+    def watch(self, name: str, work: Coroutine[Any, Any, Any], endless: bool = True) -> asyncio.Task[Any]:
+        """Run `work` in the background; its death ends the process.
+
+        Args:
+            name: What the task is called in the cause of death.
+            work: The coroutine.
+            endless: Whether a normal return before the stop signal is a fault as well.
+        """
+        task = asyncio.create_task(_with_fault(name, work), name=name)
+        self._tasks[task] = name
+        task.add_done_callback(lambda done: self._ended(done, endless))
+        return task
+
+    def _ended(self, task: asyncio.Task[Any], endless: bool) -> None:
+        name = self._tasks.pop(task)
+        if task.cancelled() or self._failure.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._failure.set_exception(error)
+            error.add_note(f"in background task {name!r}")
+        elif endless and not self.stopping:
+            self._failure.set_exception(TaskDied(f"background task {name!r} ended by itself"))
+
+    async def run(self, main: Awaitable[None]) -> None:
+        """Run the service's main coroutine to its end, or until a background task dies.
+
+        Raises:
+            BaseException: Whatever ended the main coroutine or the first dead background task.
+        """
+        story = asyncio.ensure_future(main)
+        try:
+            await asyncio.wait({story, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done() and not story.done():
+                self._failure.result()
+            await story
+        finally:
+            self._failure.cancel()
+            await self._cancel_all(story)
+
+    async def _cancel_all(self, story: asyncio.Future[None]) -> None:
+        pending = [story, *self._tasks]
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _with_fault(name: str, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run the work, unless a test asks for this task's death by SLIPSTREAM_FAULT=name."""
+    if os.environ.get(FAULT_VARIABLE) == name:
+        work.close()
+        await asyncio.sleep(0.2)
+        raise RuntimeError(f"fault injected into {name!r}")
+    return await work
+
+
+Service = Callable[[Life], Coroutine[Any, Any, None]]

@@ -1,0 +1,136 @@
+"""Where a service stands in its run: its name, the ledger, its sockets, its peers, and its place in the books."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+from slipstream.config.schema import Config
+from slipstream.ledger.client import Ledger
+from slipstream.ledger.records import Member, MemberExpired
+from slipstream.lifecycle.life import Life
+from slipstream.telemetry.metrics import Metrics
+from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
+from slipstream.transport.zmq import make_receiver, make_sender
+
+log = logging.getLogger("slipstream.site")
+HEARTBEAT_SECONDS = 1.0
+PEER_SECONDS = 0.3
+OPEN_SECONDS = 120.0
+
+
+class Site:
+    """One process's connections; everything is closed with the exit stack that it was opened on."""
+
+    def __init__(
+        self, config: Config, name: str, role: str, metrics: Metrics, life: Life, stack: AsyncExitStack
+    ) -> None:
+        self.name = name
+        self.incarnation = os.urandom(6).hex()
+        self._config = config
+        self._role = role
+        self._metrics = metrics
+        self._life = life
+        self._stack = stack
+        self._served: Callable[[], int | None] = lambda: None
+        self._endpoint = ""
+        self.ledger: Ledger
+
+    async def open_ledger(self) -> None:
+        """Connect to the run's ledger."""
+        url = self._config.redis.url or "redis://127.0.0.1:6379/0"
+        password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
+        self.ledger = await Ledger.connect(url, self._config.run.name or "", password=password)
+        self._stack.push_async_callback(self.ledger.close)
+
+    async def receiver(self) -> Receiver:
+        """Bind this role's data socket."""
+        network = self._config.network
+        options = ReceiverOptions(
+            name=self.name,
+            host=network.host,
+            port=network.port,
+            setting="network.port",
+            credits=network.credits,
+        )
+        receiver = await self._stack.enter_async_context(make_receiver(options))
+        self._endpoint = receiver.endpoint
+        self._stack.callback(self._life.stop)  # runs before the socket closes: its tasks then may end
+        self._life.watch("receiver", receiver.run())
+        return receiver
+
+    async def sender(self, to: str) -> Sender:
+        """Open a sender to all live members of a role, and keep up with who they are."""
+        sender = await self._stack.enter_async_context(make_sender(SenderOptions(name=f"{self.name}->{to}")))
+        self._stack.callback(self._life.stop)  # runs before the socket closes: its tasks then may end
+        self._life.watch(f"sender:{to}", sender.run())
+        self._life.watch(f"peers:{to}", self._follow_peers(sender, to))
+        return sender
+
+    async def join(self, served: Callable[[], int | None] = lambda: None) -> None:
+        """Enter the books; from here on the heartbeat tells which version this process serves."""
+        self._served = served
+        await self._enter()
+        self._life.watch("heartbeat", self._beat())
+        self._stack.push_async_callback(self.ledger.leave, self.name)
+
+    async def _enter(self) -> None:
+        member = Member(
+            id=self.name,
+            role=self._role,
+            endpoint=self._endpoint,
+            metrics_port=self._metrics.port,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            incarnation=self.incarnation,
+        )
+        await self.ledger.join(member)
+
+    async def _beat(self) -> None:
+        while not self._life.stopping:
+            try:
+                await self.ledger.heartbeat(self.name, version=self._served())
+            except MemberExpired:
+                # We were stopped or cut off for longer than a lease; what we held has gone to others.
+                log.warning("the lease ran out: joining again")
+                await self._enter()
+            await self._life.pause(HEARTBEAT_SECONDS)
+
+    async def _follow_peers(self, sender: Sender, role: str) -> None:
+        while not self._life.stopping:
+            members = await self.ledger.members(role)
+            sender.set_peers({each.id: Peer(each.endpoint, each.incarnation) for each in members})
+            await self._life.pause(PEER_SECONDS)
+
+
+async def open_site(
+    config: Config, name: str, role: str, metrics: Metrics, life: Life, stack: AsyncExitStack
+) -> Site:
+    """Serve metrics and connect to the ledger.
+
+    Raises:
+        UserError: The metrics port is taken, or the ledger's server cannot be used.
+    """
+    metrics.serve(config.network)
+    site = Site(config, name, role, metrics, life, stack)
+    await site.open_ledger()
+    return site
+
+
+async def arrivals(receiver: Receiver, life: Life) -> AsyncIterator[Delivery]:
+    """Each delivery until the process is asked to stop; what comes later stays with its sender."""
+    stop = asyncio.create_task(life.wait_for_stop())
+    try:
+        while not life.stopping:
+            arrival = asyncio.create_task(receiver.receive())
+            await asyncio.wait({arrival, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not arrival.done():
+                arrival.cancel()
+                return
+            yield arrival.result()
+    finally:
+        stop.cancel()

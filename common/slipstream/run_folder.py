@@ -1,0 +1,160 @@
+"""A run's folder: what lies where, who holds it, and what each attempt at it was made of."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slipstream.config.schema import Config
+from slipstream.errors import UserError
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+
+
+class RunFolder:
+    """Paths of one run. Nothing else in the project spells them out."""
+
+    def __init__(self, root: str | Path, name: str) -> None:
+        if not _NAME.match(name):
+            mend = "use up to 63 letters, digits, dots, dashes and underscores"
+            raise UserError(f"run.name {name!r} cannot name a folder", mend)
+        self.name = name
+        self.path = Path(root) / name
+
+    @classmethod
+    def of(cls, config: Config) -> RunFolder:
+        """The folder that a resolved config names.
+
+        Raises:
+            UserError: The config has no run.name.
+        """
+        if config.run.name is None:
+            raise UserError(
+                "run.name is not set", "a role that starts by itself must know its run; set run.name"
+            )
+        return cls(config.run.root, config.run.name)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def redis(self) -> Path:
+        return self.path / "redis"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def config(self) -> Path:
+        """The resolved config of the newest attempt."""
+        return self.path / "config.yaml"
+
+    @property
+    def steps(self) -> Path:
+        """One JSON line per optimizer step."""
+        return self.path / "steps.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """One JSON line per finished evaluation."""
+        return self.path / "evaluations.jsonl"
+
+    def buffer(self, shard: str) -> Path:
+        """The store of one buffer shard."""
+        return self.path / "buffer" / f"{shard}.sqlite"
+
+    def create(self) -> None:
+        """Make the folders.
+
+        Raises:
+            UserError: The disk refuses.
+        """
+        try:
+            for folder in (
+                self.checkpoints,
+                self.redis,
+                self.logs,
+                self.path / "buffer",
+                self.path / "attempts",
+            ):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"run.root {self.path} cannot be written: {error}", "choose a writable folder"
+            ) from None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the run for this process; the lock goes with the process, however it ends.
+
+        Raises:
+            UserError: Another process holds it.
+        """
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"run {self.path} is in use", "stop the other `slipstream up` first") from None
+            yield
+
+    def announce(self, url: str) -> None:
+        """Note where the embedded ledger of this attempt is; meaningful only while the run is held."""
+        (self.path / ".ledger").write_text(url, encoding="utf-8")
+
+    @property
+    def live_url(self) -> str | None:
+        """Where the embedded ledger is, if somebody holds the run right now."""
+        note = self.path / ".ledger"
+        try:
+            with self.held():
+                return None
+        except UserError:
+            return note.read_text(encoding="utf-8") if note.exists() else None
+
+    def record_attempt(self, config: Config, provenance: dict[str, Any]) -> None:
+        """Write the resolved config and the provenance of this attempt; both hold no secrets."""
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        folder = self.path / "attempts" / f"{len(list((self.path / 'attempts').iterdir())):03d}"
+        folder.mkdir()
+        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        (folder / "provenance.json").write_text(json.dumps(provenance, indent=2), encoding="utf-8")
+        partial = self.config.with_suffix(".partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.rename(self.config)
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one JSON line in a single write, so that a reader never sees half of it interleaved."""
+    line = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSON-lines file; a torn last line, as a crash leaves it, is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def new_name(stem: str) -> str:
+    """A name for a new run: the config's stem, the time, and a few digits so that two never collide."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+    salt = hashlib.blake2b(f"{os.getpid()}:{time.time_ns()}".encode(), digest_size=2).hexdigest()
+    return f"{clean[:36]}-{time.strftime('%Y%m%d-%H%M%S')}-{salt}"

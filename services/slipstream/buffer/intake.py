@@ -1,0 +1,117 @@
+"""What comes into the buffer: written to disk in one transaction for all that wait, then told to the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipstream.buffer.store import Store
+from slipstream.config.schema import Config
+from slipstream.errors import FencedError, MessageError, RunHalted, StalenessError
+from slipstream.ledger.client import Ledger
+from slipstream.messages import Frames, Group, decode_group
+from slipstream.telemetry.metrics import BufferMetrics
+from slipstream.transport.base import OK, REFUSED, Reply
+
+log = logging.getLogger("slipstream.buffer")
+_MOST_AT_ONCE = 64
+
+
+@dataclass(slots=True)
+class _Arrival:
+    group: Group
+    frames: Frames
+    stored: asyncio.Future[None]
+
+
+class Intake:
+    """Stores groups; `shelve` is told of each one that a step may take."""
+
+    def __init__(
+        self,
+        config: Config,
+        ledger: Ledger,
+        store: Store,
+        shard: str,
+        shelve: Callable[[int], None],
+        metrics: BufferMetrics,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._store = store
+        self._shard = shard
+        self._metrics = metrics
+        self._waiting: asyncio.Queue[_Arrival] = asyncio.Queue(1024)
+        self._shelve = shelve
+        self._uninformative = 0
+
+    async def store(self, frames: Frames) -> Reply:
+        """Store one scored group; "ok" means that it is on disk and in the ledger, or listed as dropped."""
+        try:
+            group, _ = decode_group(frames)
+        except MessageError as error:
+            return self._refuse(f"malformed: {error}")
+        try:
+            reason = self._why_drop(group)
+            if reason:
+                await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count)
+                self._metrics.received.labels(reason).inc()
+                return Reply(OK, reason)
+            if not self._store.holds(group.ticket, group.attempt):
+                await self._write(group, frames)
+            await self._book(group)
+        except (FencedError, StalenessError) as error:
+            self._store.delete([group.ticket] if self._store.holds(group.ticket, group.attempt) else [])
+            return self._refuse(str(error))
+        self._metrics.received.labels("stored").inc()
+        self._shelve(group.ticket)
+        return Reply(OK)
+
+    async def run(self) -> None:
+        """Write what waits, as many groups in one transaction as are there: one fsync serves them all."""
+        while True:
+            arrivals = [await self._waiting.get()]
+            while not self._waiting.empty() and len(arrivals) < _MOST_AT_ONCE:
+                arrivals.append(self._waiting.get_nowait())
+            await asyncio.to_thread(self._store.put, [(arrival.group, arrival.frames) for arrival in arrivals])
+            for arrival in arrivals:
+                if not arrival.stored.done():
+                    arrival.stored.set_result(None)
+
+    async def _write(self, group: Group, frames: Frames) -> None:
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._waiting.put(_Arrival(group, frames, stored))
+        await stored
+
+    async def _book(self, group: Group) -> None:
+        await self._ledger.buffered(
+            group.ticket,
+            group.attempt,
+            shard=self._shard,
+            oldest=group.oldest_version,
+            newest=group.newest_version,
+            tokens=group.token_count,
+            informative=group.informative,
+        )
+
+    def _why_drop(self, group: Group) -> str:
+        """Why a group is not worth storing, or nothing: too little of it is scored, or it carries no signal."""
+        if len(group.scored_rewards) < min(2, self._config.batch.group_size):
+            return "unscored"
+        if self._config.buffer.informative == "keep" or group.informative:
+            self._uninformative = 0
+            return ""
+        self._uninformative += 1
+        if self._uninformative > self._config.buffer.max_uninformative:
+            raise RunHalted(
+                f"0 of the last {self._uninformative} groups carry signal (buffer.max_uninformative): all rewards "
+                "in each group are equal; check the reward, the prompts' difficulty and batch.group_size"
+            )
+        return "uninformative"
+
+    def _refuse(self, reason: str) -> Reply:
+        self._metrics.received.labels("refused").inc()
+        log.warning("refused a group: %s", reason)
+        return Reply(REFUSED, reason)

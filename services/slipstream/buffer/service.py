@@ -1,0 +1,52 @@
+"""The buffer service: stores scored groups durably, and hands the learner its batches."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+
+from slipstream.buffer.batches import Batches
+from slipstream.buffer.intake import Intake
+from slipstream.buffer.store import Store
+from slipstream.config.schema import Config
+from slipstream.lifecycle.life import Life, Service
+from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
+from slipstream.run_folder import RunFolder
+from slipstream.telemetry.metrics import BufferMetrics
+from slipstream.transport.base import REFUSED, Delivery, Reply
+
+log = logging.getLogger("slipstream.buffer")
+
+
+def serve(config: Config, folder: RunFolder, name: str) -> Service:
+    """The service as the process's outer edge runs it."""
+
+    async def service(life: Life) -> None:
+        async with AsyncExitStack() as stack:
+            store = Store(folder.buffer(name))
+            stack.callback(store.close)
+            metrics = BufferMetrics()
+            site = await open_site(config, name, "buffer", metrics, life, stack)
+            await site.ledger.state(wait_s=OPEN_SECONDS)
+            batches = Batches(config, site.ledger, store, metrics)
+            await batches.catch_up()
+            intake = Intake(config, site.ledger, store, name, batches.shelve, metrics)
+            life.watch("intake", intake.run())
+            life.watch("housekeeping", batches.keep_house(life))
+            receiver = await site.receiver()
+            await site.join()
+            async for delivery in arrivals(receiver, life):
+                life.watch("answer", _answer(delivery, intake, batches), endless=False)
+
+    return service
+
+
+async def _answer(delivery: Delivery, intake: Intake, batches: Batches) -> None:
+    parcel = delivery.parcel
+    if parcel.kind == "group":
+        reply = await intake.store(parcel.frames)
+    elif parcel.kind == "take":
+        reply = await batches.take(parcel.frames)
+    else:
+        reply = Reply(REFUSED, f"a buffer knows no {parcel.kind!r}")
+    await delivery.reply(reply)

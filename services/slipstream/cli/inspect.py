@@ -1,0 +1,56 @@
+"""`audit` and `summary`: look at a run without changing it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from slipstream.config.load import load_config
+from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError
+from slipstream.ledger.client import Ledger
+from slipstream.ledger.counts import Audit
+from slipstream.run_folder import RunFolder
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Scan the ledger of a run, live or ended; exit 1 when its equation does not hold."""
+    folder, url = _find(options.run)
+    result = asyncio.run(_audit(folder, url))
+    print(result.counts.conservation().line)  # noqa: T201
+    for problem in result.problems:
+        print(f"problem: {problem}", file=sys.stderr)  # noqa: T201
+    print("the equation holds" if result.holds else "the equation does NOT hold")  # noqa: T201
+    return EXIT_OK if result.holds else EXIT_FAULT
+
+
+def summary(options: argparse.Namespace) -> int:
+    """Print what a run reached and where the time went."""
+    from slipstream.supervisor.summary import print_summary
+
+    folder, _ = _find(options.run)
+    print_summary(folder, sys.stdout)
+    return EXIT_OK
+
+
+async def _audit(folder: RunFolder, url: str | None) -> Audit:
+    from slipstream.supervisor.lone_server import lone_server
+
+    async with AsyncExitStack() as stack:
+        if url is None:
+            url = await stack.enter_async_context(lone_server(folder))
+        password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
+        ledger = await stack.enter_async_context(await Ledger.connect(url, folder.name, password=password))
+        return await ledger.audit()
+
+
+def _find(run: str) -> tuple[RunFolder, str | None]:
+    """A run's folder, and the URL of its ledger when that is not its own embedded server."""
+    path = Path(run)
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} holds no run", "give the folder of a run, such as runs/NAME")
+    config, _ = load_config(path / "config.yaml")
+    return RunFolder(path.parent, path.name), config.redis.url

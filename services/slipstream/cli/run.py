@@ -1,0 +1,101 @@
+"""`up`, `resume`, `run ROLE` and `fetch`: the commands that start processes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from slipstream.config.load import load_config
+from slipstream.config.schema import Config
+from slipstream.errors import EXIT_OK, UserError
+from slipstream.lifecycle.life import Life, Service
+from slipstream.lifecycle.process import die_with_parent, exit_now, run_process
+from slipstream.run_folder import RunFolder, new_name
+from slipstream.telemetry.logs import set_up_logs
+
+log = logging.getLogger("slipstream.cli")
+
+
+def up(options: argparse.Namespace) -> int:
+    """Start a run, or go on with it when its folder exists, and print its summary at the end."""
+    config, warnings = load_config(options.config, options.overrides)
+    if config.run.name is None:
+        config = _named(config, new_name(Path(options.config).stem))
+    return _supervise(config, warnings)
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Continue a run from its folder, with the config that it recorded."""
+    folder = Path(options.run)
+    if not (folder / "config.yaml").is_file():
+        raise UserError(f"{folder} holds no run", "give the folder of a run, such as runs/NAME")
+    config, warnings = load_config(folder / "config.yaml", options.overrides)
+    if RunFolder.of(config).path.resolve() != folder.resolve():
+        raise UserError(
+            f"{folder} was recorded as {RunFolder.of(config).path}",
+            "move it back, or set run.root and run.name",
+        )
+    return _supervise(config, warnings)
+
+
+def role(options: argparse.Namespace) -> NoReturn:
+    """Run one role in this process until it ends or is asked to."""
+    die_with_parent()
+    config, _ = load_config(options.config, options.overrides)
+    folder = RunFolder.of(config)
+    name = options.name or options.role
+    set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level)
+    code = run_process(_service(options.role, name, config, folder), config.supervisor.drain_seconds)
+    exit_now(code)
+
+
+def fetch(options: argparse.Namespace) -> int:
+    """Bring a model into the cache and print its folder."""
+    from slipstream.models.resolve import resolve
+
+    die_with_parent()
+    print(resolve(options.model))  # noqa: T201
+    return EXIT_OK
+
+
+def _supervise(config: Config, warnings: list[str]) -> int:
+    from slipstream.provenance import collect
+    from slipstream.supervisor.summary import print_summary
+    from slipstream.supervisor.supervisor import Supervisor
+
+    folder = RunFolder.of(config)
+    folder.create()
+    set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
+    with folder.held():
+        folder.record_attempt(config, collect())
+        for warning in warnings:
+            log.warning("config: %s", warning)
+        log.info("run %s in %s", folder.name, folder.path)
+        outcome = [EXIT_OK]
+
+        async def supervise(life: Life) -> None:
+            outcome[0] = await Supervisor(config, folder).run(life)
+
+        # twice the children's own time: they drain first, then the supervisor itself ends
+        fault = run_process(supervise, 2 * config.supervisor.drain_seconds)
+        print_summary(folder, sys.stdout)
+    return fault or outcome[0]
+
+
+def _service(role: str, name: str, config: Config, folder: RunFolder) -> Service:
+    if role == "rollout":
+        from slipstream.rollout.service import serve
+    elif role == "reward":
+        from slipstream.reward.service import serve
+    elif role == "buffer":
+        from slipstream.buffer.service import serve
+    else:
+        from slipstream.learner.service import serve
+    return serve(config, folder, name)
+
+
+def _named(config: Config, name: str) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"name": name})})

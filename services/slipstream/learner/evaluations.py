@@ -1,0 +1,95 @@
+"""Evaluations: asked of the rollout replicas through the ledger, collected in the background, kept as lines."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from slipstream.errors import RunHalted
+from slipstream.learner.restore import Line
+from slipstream.learner.setup import Parts
+from slipstream.lifecycle.life import Life
+from slipstream.messages import EvaluationResult
+from slipstream.run_folder import append_line
+
+log = logging.getLogger("slipstream.learner")
+POLL_SECONDS = 0.5
+_SAMPLES_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    set_name: str
+    step: int
+
+
+class Evaluations:
+    """Evaluations under way, by the ledger's job name `STEP:SET`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._open: dict[str, _Asked] = {}
+
+    async def ask(self, line: Line) -> None:
+        """Ask for every evaluation set at this version or the first later one that a replica serves."""
+        seconds = self._parts.config.evaluation.timeout_seconds
+        for name, prompts in self._parts.evaluations.items():
+            job = f"{line.step}:{name}"
+            await self._parts.ledger.open_eval(job, len(prompts), line.version, seconds)
+            self._open[job] = _Asked(name, line.step)
+
+    async def collect(self, life: Life) -> None:
+        """Record each evaluation when it is complete, or give it up at its deadline."""
+        while not life.stopping:
+            await self._collect_once()
+            await life.pause(POLL_SECONDS)
+
+    async def finished(self, life: Life) -> None:
+        """Wait for those still under way; each has its deadline in the ledger."""
+        end = time.monotonic() + self._parts.config.evaluation.timeout_seconds
+        while self._open and not life.stopping:
+            if time.monotonic() > end:
+                raise RunHalted(f"evaluation.timeout_seconds passed; unfinished: {', '.join(self._open)}")
+            await life.pause(POLL_SECONDS)
+
+    async def _collect_once(self) -> None:
+        for job, asked in list(self._open.items()):
+            status = await self._parts.ledger.eval_status(job)
+            if status.complete:
+                results = await self._parts.ledger.eval_results(job)
+                self._record(asked, status.version, [_decode(results[item]) for item in sorted(results)])
+            elif status.expired:
+                log.warning(
+                    "evaluation %s given up at its deadline, %d of %d done", job, status.done, status.total
+                )
+            else:
+                continue
+            await self._parts.ledger.close_eval(job)
+            del self._open[job]
+
+    def _record(self, asked: _Asked, version: int, results: list[EvaluationResult]) -> None:
+        rewards = [result.reward for result in results if result.reward is not None]
+        mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
+        record = {
+            "time": time.time(),
+            "step": asked.step,
+            "set": asked.set_name,
+            "version": version,
+            "reward": mean,
+            "scored": len(rewards),
+            "unscored": len(results) - len(rewards),
+            "tokens_mean": math.fsum(result.tokens for result in results) / max(1, len(results)),
+            "truncated": sum(result.truncated for result in results),
+            "samples": [{"text": r.text, "reward": r.reward} for r in results[:_SAMPLES_KEPT]],
+        }
+        append_line(self._parts.folder.evaluations, record)
+        self._parts.metrics.evaluation.labels(asked.set_name).set(mean)
+        log.info("evaluation at step %d: %s %.3f (%d items)", asked.step, asked.set_name, mean, len(results))
+
+
+def _decode(result: bytes) -> EvaluationResult:
+    return msgspec.msgpack.decode(result, type=EvaluationResult)

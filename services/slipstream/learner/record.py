@@ -1,0 +1,68 @@
+"""One step as one line: for the terminal, for the run's folder and for the metrics page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from slipstream.learner.intake import Batch
+from slipstream.learner.report import StepReport
+from slipstream.learner.restore import Line
+
+
+def step_record(line: Line, before: int, batch: Batch, report: StepReport, seconds: float) -> dict[str, object]:
+    """What a step did, as plain values.
+
+    Args:
+        line: Where the step led.
+        before: The learner's version while it trained; ages count from it.
+        batch: The step's groups.
+        report: The trainer's report.
+        seconds: Wall time since the last step, waiting included.
+    """
+    ages = [before - group.oldest_version for group, _ in batch]
+    rewards = [reward for group, _ in batch for reward in group.scored_rewards]
+    lengths = [sample.tokens for group, _ in batch for sample in group.samples]
+    return {
+        "time": time.time(),
+        "step": line.step,
+        "version": line.version,
+        "stepped": report.stepped,
+        "reason": report.reason,
+        "reward": _mean(rewards),
+        "length": _mean(lengths),
+        "age_mean": _mean(ages),
+        "age_max": max(ages, default=0),
+        "groups": len(batch),
+        "skipped_groups": report.skipped_groups,
+        "unscored": sum(sample.reward is None for group, _ in batch for sample in group.samples),
+        "tokens": report.completion_tokens,
+        "learning_rate": report.learning_rate,
+        "gradient_norm": report.gradient_norm,
+        "seconds": round(seconds, 4),
+        "parts": {name: round(value, 4) for name, value in report.seconds.items()},
+        "cpu": {name: round(value, 4) for name, value in report.cpu_seconds.items()},
+        "generate_seconds": _mean([group.generate_seconds for group, _ in batch]),
+        "score_seconds": _mean([group.score_seconds for group, _ in batch]),
+        "tickets": [[group.ticket, group.attempt] for group, _ in batch],
+        "metrics": report.metrics,
+    }
+
+
+def progress_line(record: dict[str, object], steps: int | None) -> str:
+    """The step for a person: reward, length, age, pace, and where the time went."""
+    parts = record["parts"]
+    assert isinstance(parts, dict)
+    wait = parts.get("wait", 0.0)
+    work = sum(value for name, value in parts.items() if name != "wait")
+    note = "" if record["stepped"] else f"  no step: {record['reason']}"
+    return (
+        f"step {record['step']}{f'/{steps}' if steps else ''}  version {record['version']}  "
+        f"reward {record['reward']:.3f}  length {record['length']:.1f}  age {record['age_mean']:.1f} "
+        f"(max {record['age_max']})  tied {record['skipped_groups']}/{record['groups']}  "
+        f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){note}"
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

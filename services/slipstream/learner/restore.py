@@ -1,0 +1,89 @@
+"""Where the learner takes up the run: from the newest complete checkpoint, or from the model it starts with.
+
+Version and step are two counts. Steps are those of the line of descent, so they go back to the checkpoint's;
+versions only grow: when steps were lost, the restored weights are published under a new version, and tokens of
+the lost ones keep their labels. Their age is then at least their true distance, so the bound holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.checkpoint.finding import newest_complete, prune
+from slipstream.checkpoint.writing import write
+from slipstream.learner.setup import Parts, run_terms
+from slipstream.ledger.records import LedgerLost
+
+log = logging.getLogger("slipstream.learner")
+LINE, LEDGER = "line.json", "ledger.msgpack"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The learner's place: steps committed in the line of descent, and the version of its weights."""
+
+    step: int = 0
+    version: int = 0
+
+
+async def reopen(parts: Parts) -> Line:
+    """Open the run and settle ledger, weights and version on one place.
+
+    Raises:
+        UserError: The run in the ledger is another one (data, seed), or the checkpoint is of another model.
+        LedgerError: The checkpoint is older than what the ledger holds as durable.
+    """
+    found = await asyncio.to_thread(newest_complete, parts.folder.checkpoints)
+    for path, why in found.skipped:
+        log.warning("checkpoint %s skipped: %s", path.name, why)
+    line, snapshot = Line(), None
+    if found.path is not None:
+        await asyncio.to_thread(parts.trainer.load, found.path)
+        line, snapshot = _read(found.path)
+        log.info("continuing from %s (version %d)", found.path.name, line.version)
+    await _open(parts, line, snapshot)
+    await parts.ledger.claim_learner(parts.learner)
+    state = await parts.ledger.rollback(line.step, line.version, parts.learner)
+    if state.version == line.version:
+        return line
+    renewed = Line(line.step, state.version + 1)
+    log.info(
+        "versions %d to %d are lost: these weights become %d", line.version + 1, state.version, renewed.version
+    )
+    await parts.ledger.advance_version(renewed.version, parts.learner)
+    return renewed
+
+
+async def _open(parts: Parts, line: Line, snapshot: bytes | None) -> None:
+    terms = run_terms(parts)
+    try:
+        await parts.ledger.open_run(terms, expect_version=line.version)
+    except LedgerLost as error:
+        if snapshot is None:
+            raise
+        log.warning("%s: restoring the ledger from the checkpoint", error)
+        await parts.ledger.restore(snapshot)
+        await parts.ledger.open_run(terms, expect_version=line.version)
+
+
+def save(parts: Parts, line: Line, snapshot: bytes) -> None:
+    """Write the checkpoint of a line and prune the older ones; returns once it is durable."""
+    keep = parts.config.learner.checkpoint
+    writers = parts.trainer.save_writers() | {
+        LINE: lambda path: _write(path, json.dumps({"step": line.step, "version": line.version}).encode()),
+        LEDGER: lambda path: _write(path, snapshot),
+    }
+    write(parts.folder.checkpoints, line.step, writers)
+    prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _read(folder: Path) -> tuple[Line, bytes]:
+    return Line(**json.loads((folder / LINE).read_text(encoding="utf-8"))), (folder / LEDGER).read_bytes()

@@ -1,0 +1,119 @@
+"""The learner's process: takes batches, makes steps, commits them, publishes versions, saves checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from slipstream.config.schema import Config
+from slipstream.learner.evaluations import Evaluations
+from slipstream.learner.intake import Batch, Intake
+from slipstream.learner.record import progress_line, step_record
+from slipstream.learner.restore import Line, reopen, save
+from slipstream.learner.setup import Parts, open_parts
+from slipstream.lifecycle.life import Life, Service
+from slipstream.run_folder import RunFolder, append_line
+
+log = logging.getLogger("slipstream.learner")
+
+
+def serve(config: Config, folder: RunFolder, name: str) -> Service:
+    """The service as the process's outer edge runs it."""
+
+    async def service(life: Life) -> None:
+        async with AsyncExitStack() as stack:
+            parts = await open_parts(config, folder, name, life, stack)
+            line = await reopen(parts)
+            await Learner(parts, line, life).run()
+
+    return service
+
+
+class Learner:
+    """The line of descent: which step and version the weights are at, and how they get to the next."""
+
+    def __init__(self, parts: Parts, line: Line, life: Life) -> None:
+        self._parts = parts
+        self._line = line
+        self._life = life
+        self._intake = Intake(parts)
+        self._evaluations = Evaluations(parts)
+        self._saved = line.step
+
+    async def run(self) -> None:
+        """Train until the configured steps are made or the data ends."""
+        await self._parts.publishing.publish(self._line.version)
+        self._life.watch("evaluations", self._evaluations.collect(self._life))
+        if self._parts.config.evaluation.at_start and self._line.step == 0:
+            await self._evaluations.ask(self._line)
+        while not self._done():
+            started = time.monotonic()
+            batch = await self._intake.take(self._line, self._life)
+            if batch is None:
+                break
+            await self._step(batch, started)
+            await self._after_step()
+        if not self._life.stopping:
+            await self._finish()
+
+    async def _step(self, batch: Batch, started: float) -> None:
+        """One transaction: trained, committed, and only then visible to the generators."""
+        waited, before = time.monotonic() - started, self._line.version
+        report = await asyncio.to_thread(self._parts.trainer.step, batch, before)
+        line = Line(self._line.step + 1, before + report.stepped)
+        await self._parts.ledger.commit(line.step, line.version, self._parts.learner)
+        self._line = line
+        trained = time.monotonic()
+        if report.stepped:
+            await self._parts.publishing.publish(line.version)
+        report.seconds |= {"wait": waited, "publish": time.monotonic() - trained}
+        self._tell(step_record(line, before, batch, report, time.monotonic() - started))
+
+    async def _after_step(self) -> None:
+        config = self._parts.config
+        if config.evaluation.every and self._line.step % config.evaluation.every == 0 and not self._done():
+            await self._evaluations.ask(self._line)
+        if self._line.step % config.learner.checkpoint.every == 0:
+            await self._save()
+
+    async def _finish(self) -> None:
+        """Evaluate the final weights, save them, and close the run."""
+        await self._parts.ledger.pause()
+        if self._parts.config.evaluation.at_end:
+            await self._evaluations.ask(self._line)
+        await self._save()
+        await self._evaluations.finished(self._life)
+        if not self._life.stopping:
+            await self._parts.ledger.finish("trained")
+
+    async def _save(self) -> None:
+        """A checkpoint of weights, optimizer, line and ledger, all of this very step."""
+        if self._saved == self._line.step:
+            return
+        started = time.monotonic()
+        snapshot = await self._parts.ledger.snapshot()
+        await asyncio.to_thread(save, self._parts, self._line, snapshot)
+        await self._parts.ledger.durable(self._line.step, self._parts.learner)
+        self._saved = self._line.step
+        log.info("checkpoint at step %d saved in %.1f s", self._line.step, time.monotonic() - started)
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        metrics = self._parts.metrics
+        append_line(self._parts.folder.steps, record)
+        log.info("%s", progress_line(record, self._parts.config.run.steps))
+        metrics.step.set(record["step"])
+        metrics.version.set(record["version"])
+        metrics.tokens.inc(record["tokens"])
+        for name, seconds in record["parts"].items():
+            metrics.seconds.labels(name).inc(seconds)
+        if not record["stepped"]:
+            metrics.skipped.labels(record["reason"]).inc()
+        metrics.report({name: record[name] for name in ("reward", "length", "age_mean", "age_max")})
+        metrics.objective(record["metrics"])
+
+    def _done(self) -> bool:
+        steps = self._parts.config.run.steps
+        return self._life.stopping or (steps is not None and self._line.step >= steps)

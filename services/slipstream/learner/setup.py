@@ -1,0 +1,87 @@
+"""Opens everything the learner needs, in the order in which mistakes are cheapest to report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from slipstream.config.schema import Config
+from slipstream.learner.publishing import Publishing
+from slipstream.learner.trainer import Trainer
+from slipstream.ledger.client import Ledger
+from slipstream.ledger.records import RunTerms
+from slipstream.lifecycle.life import Life
+from slipstream.lifecycle.site import open_site
+from slipstream.models.resolve import resolve
+from slipstream.prompts.build import build_prompts
+from slipstream.prompts.sets import PromptSet
+from slipstream.run_folder import RunFolder
+from slipstream.telemetry.metrics import LearnerMetrics
+from slipstream.tokens import load_tokenizer
+from slipstream.transport.base import Sender
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the learner works with; all of it is closed with the exit stack. `learner` is its incarnation."""
+
+    config: Config
+    folder: RunFolder
+    learner: str
+    ledger: Ledger
+    trainer: Trainer
+    publishing: Publishing
+    sender: Sender
+    prompts: PromptSet
+    evaluations: Mapping[str, PromptSet]
+    metrics: LearnerMetrics
+
+
+async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, stack: AsyncExitStack) -> Parts:
+    """Load prompts and model, and connect; the run itself is opened by `restore.reopen`.
+
+    Raises:
+        UserError: Something named in the config cannot be had.
+    """
+    metrics = LearnerMetrics()
+    site = await open_site(config, name, "learner", metrics, life, stack)
+    model = await asyncio.to_thread(resolve, config.model.source)
+    tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
+    prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
+    trainer = await asyncio.to_thread(Trainer, config, model)
+    publishing = Publishing(config, trainer, site.ledger, site.incarnation)
+    stack.callback(publishing.close)
+    sender = await site.sender(to="buffer")
+    return Parts(
+        config,
+        folder,
+        site.incarnation,
+        site.ledger,
+        trainer,
+        publishing,
+        sender,
+        prompts,
+        evaluations,
+        metrics,
+    )
+
+
+def run_terms(parts: Parts) -> RunTerms:
+    """The terms on which the run is opened in the ledger."""
+    config, prompts = parts.config, parts.prompts
+    epochs = config.run.epochs
+    return RunTerms(
+        run_id=config.run.name or "",
+        dataset_fingerprint=prompts.fingerprint,
+        prompts=len(prompts),
+        seed=config.run.seed,
+        policy=config.staleness.policy,
+        max_staleness=config.staleness.max_staleness,
+        groups_per_step=config.batch.groups,
+        oversampling=config.staleness.oversampling,
+        max_attempts=config.rollout.attempts,
+        end_ticket=None if epochs is None else epochs * len(prompts),
+        ticket_deadline_s=config.rollout.ticket_seconds,
+    )

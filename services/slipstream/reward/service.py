@@ -1,0 +1,105 @@
+"""The reward service: scores groups and passes them on; a group is acknowledged once the buffer has stored it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import AsyncExitStack
+
+from slipstream.config.schema import Config
+from slipstream.errors import FencedError, MessageError, RunHalted, TransportTimeout
+from slipstream.ledger.client import Ledger
+from slipstream.lifecycle.life import Life, Service
+from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
+from slipstream.messages import Frames, Group, decode_group, encode_group
+from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, reward_specs
+from slipstream.rewards.scorers import Scorers
+from slipstream.run_folder import RunFolder
+from slipstream.telemetry.metrics import RewardMetrics
+from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Parcel, Reply, Sender
+
+log = logging.getLogger("slipstream.reward")
+_STORE_SECONDS = 30.0
+
+
+def serve(config: Config, folder: RunFolder, name: str) -> Service:
+    """The service as the process's outer edge runs it."""
+
+    async def service(life: Life) -> None:
+        async with AsyncExitStack() as stack:
+            metrics = RewardMetrics()
+            scorers = Scorers.load(reward_specs(config), workers=config.reward.workers)
+            await scorers.start()
+            stack.push_async_callback(scorers.close)
+            site = await open_site(config, name, "reward", metrics, life, stack)
+            await site.ledger.state(wait_s=OPEN_SECONDS)
+            sender = await site.sender(to="buffer")
+            receiver = await site.receiver()
+            await site.join()
+            scoring = RewardService(config, site.ledger, scorers, sender, metrics)
+            async for delivery in arrivals(receiver, life):
+                life.watch("score", scoring.serve(delivery), endless=False)
+
+    return service
+
+
+class RewardService:
+    """Scores groups. What is in hand when the process ends is simply dropped: its sender still has it."""
+
+    def __init__(
+        self, config: Config, ledger: Ledger, scorers: Scorers, sender: Sender, metrics: RewardMetrics
+    ) -> None:
+        self._ledger = ledger
+        self._scorers = scorers
+        self._sender = sender
+        self._metrics = metrics
+        self._strikes = Strikes(config.reward.unscored_window, config.reward.max_unscored_share)
+
+    async def serve(self, delivery: Delivery) -> None:
+        """Score one group, see it stored, and answer its sender."""
+        await delivery.reply(await self._answer(delivery.parcel.frames))
+
+    async def _answer(self, frames: Frames) -> Reply:
+        try:
+            group, arrays = decode_group(frames)
+        except MessageError as error:
+            self._metrics.refused.inc()
+            log.warning("refused a message: %s", error)
+            return Reply(REFUSED, f"malformed: {error}")
+        await self._score(group)
+        try:
+            if group.kind == "eval":
+                await self._ledger.report_eval(
+                    group.job, group.ticket, group.oldest_version, evaluation_result(group)
+                )
+                return Reply(OK)
+            await self._ledger.scored(group.ticket, group.attempt, group.token_count)
+        except FencedError as error:
+            return Reply(REFUSED, str(error))
+        return await self._store(group, encode_group(group, arrays))
+
+    async def _score(self, group: Group) -> None:
+        started = time.monotonic()
+        texts = [sample.text for sample in group.samples if not sample.unscored]
+        scored = await self._scorers.score_group(group.prompt, texts, group.columns) if texts else []
+        apply_scores(group, scored)
+        group.score_seconds = time.monotonic() - started
+        self._count(group)
+
+    def _count(self, group: Group) -> None:
+        self._metrics.seconds.inc(group.score_seconds)
+        for sample in group.samples:
+            if sample.reward is None:
+                self._metrics.unscored.labels(sample.unscored).inc()
+            else:
+                self._metrics.samples.inc()
+            if cause := self._strikes.note(sample.unscored):
+                raise RunHalted(cause)
+
+    async def _store(self, group: Group, frames: Frames) -> Reply:
+        parcel = Parcel(f"t{group.ticket}.{group.attempt}", "group", frames)
+        try:
+            return await self._sender.deliver(parcel, _STORE_SECONDS)
+        except TransportTimeout as error:
+            log.warning("group %s is not stored yet: %s", parcel.id, error)
+            return Reply(RETRY, str(error))

@@ -1,0 +1,95 @@
+"""From an engine's chunks to a group on the wire: every token with its logprob and the version that made it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slipstream.messages import Finish, Group, GroupArrays, Sample
+from slipstream.rollout.engines.base import Chunk
+from slipstream.tokens import Tokenizer
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One sample while it grows."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    finish: Finish | None = None
+    refused: str = ""
+
+    def extend(self, chunk: Chunk) -> None:
+        if len(chunk.token_ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
+            self.refused = "engine_logprob"
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self._stamp(chunk.version, len(chunk.token_ids))
+        self.finish = chunk.finish or self.finish
+
+    def _stamp(self, version: int, count: int) -> None:
+        if not count:
+            return
+        if self.versions and self.versions[-1][0] == version:
+            version, before = self.versions.pop()
+            count += before
+        self.versions.append((version, count))
+
+
+class Episode:
+    """The samples of one request, put together as their chunks arrive.
+
+    A sample that the engine could not finish, or whose logprobs are missing or not finite, is *unscored*: it
+    travels without tokens and with its reason, and leaves the group's statistics. Nothing is padded.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._drafts = [_Draft() for _ in range(size)]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled so far."""
+        return sum(len(draft.token_ids) for draft in self._drafts)
+
+    def add(self, chunk: Chunk) -> None:
+        """Take in new tokens of one sample."""
+        self._drafts[chunk.sample].extend(chunk)
+
+    def finish(self, header: Group, prompt_ids: tuple[int, ...], tokenizer: Tokenizer) -> GroupArrays:
+        """Fill the header's samples and return the group's arrays."""
+        header.samples = [self._sample(draft, tokenizer) for draft in self._drafts]
+        kept = [draft for draft in self._drafts if not _reason(draft)]
+        return GroupArrays(
+            prompt_ids=np.asarray(prompt_ids, dtype=np.int32),
+            token_ids=np.asarray([token for draft in kept for token in draft.token_ids], dtype=np.int32),
+            logprobs=np.asarray([value for draft in kept for value in draft.logprobs], dtype=np.float32),
+        )
+
+    def _sample(self, draft: _Draft, tokenizer: Tokenizer) -> Sample:
+        reason = _reason(draft)
+        if reason:
+            return Sample(tokens=0, finish="abort", versions=[], text="", unscored=reason)
+        return Sample(
+            tokens=len(draft.token_ids),
+            finish=draft.finish or "abort",
+            versions=draft.versions,
+            text=tokenizer.decode(draft.token_ids),
+        )
+
+
+def _reason(draft: _Draft) -> str:
+    """Why a sample cannot be used; empty when it can."""
+    if draft.refused:
+        return draft.refused
+    return "aborted" if draft.finish in (None, "abort") else ""
+
+
+def seeds_of(run_seed: int, ticket: int, size: int) -> tuple[int, ...]:
+    """One seed per sample from (run, ticket, sample): distinct in a group, the same on a second run."""
+    return tuple(
+        int(np.random.SeedSequence([run_seed, ticket, sample]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        for sample in range(size)
+    )

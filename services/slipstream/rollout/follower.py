@@ -1,0 +1,68 @@
+"""Follows the learner's weights: learns of a version by asking, verifies it aside, swaps it in whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from slipstream.errors import WeightsError
+from slipstream.ledger.client import Ledger
+from slipstream.lifecycle.life import Life
+from slipstream.rollout.engines.base import Engine
+from slipstream.weights.base import Mapped, Subscriber
+from slipstream.weights.manifest import decode_manifest
+
+log = logging.getLogger("slipstream.rollout")
+POLL_SECONDS = 0.05
+
+
+class WeightsFollower:
+    """Keeps the newest complete version staged beside the one being served."""
+
+    def __init__(self, ledger: Ledger, subscriber: Subscriber, engine: Engine) -> None:
+        self._ledger = ledger
+        self._subscriber = subscriber
+        self._engine = engine
+        self._staged: Mapped | None = None
+        self.swap_seconds = 0.0
+
+    async def follow(self, life: Life) -> None:
+        """Stage each newer version as it is announced; one that cannot be had is asked for again."""
+        while not life.stopping:
+            announced = await self._ledger.manifest()
+            if announced is not None and announced[0] > self._newest():
+                await self._stage(announced[1])
+            await life.pause(POLL_SECONDS)
+
+    async def swap_if_newer(self) -> bool:
+        """Swap the staged version in, if there is one; the number moves after the engine serves it."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return False
+        started = time.monotonic()
+        await self._engine.swap(staged)
+        self.swap_seconds += time.monotonic() - started
+        return True
+
+    def close(self) -> None:
+        """Let go of what is staged and not served."""
+        if self._staged is not None:
+            self._staged.release()
+            self._staged = None
+        self._subscriber.close()
+
+    def _newest(self) -> int:
+        served = self._engine.version if self._engine.version is not None else -1
+        return max(served, self._staged.version if self._staged is not None else -1)
+
+    async def _stage(self, manifest: bytes) -> None:
+        try:
+            fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
+        except WeightsError as error:
+            # Most often the learner has published again meanwhile; the next look finds the newer one.
+            log.warning("weights not usable, still serving version %s: %s", self._engine.version, error)
+            return
+        older, self._staged = self._staged, fetched
+        if older is not None:
+            older.release()

@@ -1,0 +1,70 @@
+"""Opens everything a rollout replica needs, in the order in which mistakes are cheapest to report."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from slipstream.config.schema import Config
+from slipstream.errors import UserError
+from slipstream.ledger.client import Ledger
+from slipstream.lifecycle.life import Life
+from slipstream.lifecycle.site import OPEN_SECONDS, open_site
+from slipstream.models.resolve import resolve
+from slipstream.prompts.build import build_prompts
+from slipstream.prompts.sets import PromptSet
+from slipstream.rollout.engines.base import Engine
+from slipstream.rollout.engines.factory import make_engine
+from slipstream.rollout.follower import WeightsFollower
+from slipstream.rollout.roller import Roller
+from slipstream.telemetry.metrics import RolloutMetrics
+from slipstream.tokens import load_tokenizer
+from slipstream.weights.base import open_subscriber
+
+log = logging.getLogger("slipstream.rollout")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a replica works with; all of it is closed with the exit stack."""
+
+    config: Config
+    name: str
+    ledger: Ledger
+    engine: Engine
+    follower: WeightsFollower
+    roller: Roller
+    prompts: PromptSet
+    evaluations: Mapping[str, PromptSet]
+    metrics: RolloutMetrics
+
+
+async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStack) -> Parts:
+    """Load prompts and engine, join the run, and serve the first version.
+
+    Raises:
+        UserError: The prompts are not those of the run, or something named in the config cannot be had.
+    """
+    metrics = RolloutMetrics()
+    site = await open_site(config, name, "rollout", metrics, life, stack)
+    folder = await asyncio.to_thread(resolve, config.model.source)
+    tokenizer = await asyncio.to_thread(load_tokenizer, str(folder))
+    prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, folder)
+    engine = make_engine(config, folder)
+    await engine.start()
+    stack.push_async_callback(engine.close)
+    run = await site.ledger.state(wait_s=OPEN_SECONDS)
+    if run.terms.dataset_fingerprint != prompts.fingerprint:
+        raise UserError(
+            "data: these prompts are not those of the run", "give every role the same data and model"
+        )
+    follower = WeightsFollower(site.ledger, open_subscriber(transport=config.weights.transport), engine)
+    stack.callback(follower.close)
+    life.watch("weights", follower.follow(life))
+    sender = await site.sender(to="reward")
+    roller = Roller(config, engine, sender, tokenizer, metrics)
+    await site.join(served=lambda: engine.version)
+    return Parts(config, name, site.ledger, engine, follower, roller, prompts, evaluations, metrics)

@@ -1,0 +1,1 @@
+"""`slipstream up`: every role on one host, watched, restarted and ended together."""

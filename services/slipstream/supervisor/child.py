@@ -1,0 +1,108 @@
+"""One child process: its own process group, its death tied to ours, its output prefixed and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LINE_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to run. A slipstream role ties itself to its parent; other programs are tied before exec."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    foreign: bool = False
+
+
+class Child:
+    """A running process. Its lines go to our standard error as they are, and to its log file."""
+
+    def __init__(
+        self, spec: ProcessSpec, process: asyncio.subprocess.Process, log_file: Path, echo: bool
+    ) -> None:
+        self.spec = spec
+        self._process = process
+        self._copier = asyncio.create_task(self._copy_lines(log_file, echo), name=f"log:{spec.name}")
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec, log_file: Path, echo: bool = True) -> Child:
+        """Start a process in a session of its own, so that a signal reaches it and all it started."""
+        process = await asyncio.create_subprocess_exec(
+            *spec.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
+            start_new_session=True,
+            limit=_LINE_LIMIT,
+            preexec_fn=_tie_to_parent if spec.foreign and sys.platform.startswith("linux") else None,
+        )
+        return cls(spec, process, log_file, echo)
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also its process group's."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal, None while it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Wait for the end; what is left of its group is killed then, so nothing stays behind."""
+        code = await self._process.wait()
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._copier, 1.0)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and all it started; harmless when they are gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    async def stop(self, drain_seconds: float) -> int:
+        """SIGTERM to the process itself, then SIGKILL to its group after the drain time."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(self.wait())), drain_seconds)
+        self.signal(signal.SIGKILL)
+        return await self.wait()
+
+    async def _copy_lines(self, log_file: Path, echo: bool) -> None:
+        assert self._process.stdout is not None
+        with log_file.open("ab", buffering=0) as file:
+            while chunk := await _next_line(self._process.stdout):
+                file.write(chunk)
+                if echo:
+                    sys.stderr.buffer.write(chunk)
+                    sys.stderr.buffer.flush()
+
+
+async def _next_line(stream: asyncio.StreamReader) -> bytes:
+    """One line, or a piece of an overlong one: a child that prints without newlines must not stop the copy."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(error.consumed)
+
+
+def _tie_to_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -1,0 +1,37 @@
+"""The ledger of a run for a tool that only looks: the live server if the run is up, else one started for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from slipstream.errors import UserError
+from slipstream.ledger.server import embedded_server
+from slipstream.run_folder import RunFolder
+from slipstream.supervisor.child import Child, ProcessSpec
+from slipstream.supervisor.embedded import EmbeddedSocket
+
+
+@asynccontextmanager
+async def lone_server(folder: RunFolder) -> AsyncIterator[str]:
+    """URL of the run's embedded ledger.
+
+    Raises:
+        UserError: The run has no ledger of its own, as one that never started.
+    """
+    if folder.live_url is not None:
+        yield folder.live_url
+        return
+    if not any(folder.redis.iterdir()):
+        raise UserError(f"{folder.path} has no ledger", "the run never started, or its redis.url was given")
+    with folder.held():
+        socket = EmbeddedSocket()
+        server = embedded_server(folder.redis, socket=socket.path)
+        spec = ProcessSpec("valkey", server.command, foreign=True)
+        child = await Child.start(spec, folder.logs / "valkey.log", echo=False)
+        try:
+            await socket.ready()
+            yield socket.url
+        finally:
+            await child.stop(4.0)
+            socket.remove()

@@ -1,0 +1,44 @@
+"""Which processes `up` starts for a config, and with what environment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from slipstream.config.schema import Config
+from slipstream.supervisor.child import ProcessSpec
+
+
+def fetch_spec(config: Config) -> ProcessSpec:
+    """The process that brings the model into the cache before any role asks for it."""
+    return ProcessSpec("fetch", [*_slipstream(), "fetch", config.model.source], _environment(1))
+
+
+def role_specs(config: Config, config_file: Path, redis_url: str | None, log_format: str) -> list[ProcessSpec]:
+    """Every role's processes. The learner comes first: it opens the run that the others wait for."""
+    counts = {"learner": 1, "buffer": 1, "reward": config.reward.replicas, "rollout": config.rollout.replicas}
+    threads = {"learner": config.learner.threads, "rollout": config.rollout.engine.threads}
+    specs = []
+    for role, count in counts.items():
+        env = _environment(threads.get(role, 1)) | {"SLIPSTREAM__TELEMETRY__LOG_FORMAT": log_format}
+        if redis_url is not None:
+            env["SLIPSTREAM__REDIS__URL"] = redis_url
+        for index in range(count):
+            name = f"{role}-{index}" if count > 1 or role in ("rollout", "reward") else role
+            argv = [*_slipstream(), "run", role, "--config", str(config_file), "--name", name]
+            specs.append(ProcessSpec(name, argv, env))
+    return specs
+
+
+def _slipstream() -> list[str]:
+    return [sys.executable, "-m", "slipstream.cli.main"]
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """One thread per process by default: two OpenMP teams on one core spend their time waiting for each other."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,105 @@
+"""The end of a run for a person: what it learned, how fast, how stale, where the time went, where it lies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from slipstream.run_folder import RunFolder, read_lines
+
+_HEIGHT = 8
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_WIDEST = 64
+
+
+def print_summary(folder: RunFolder, out: TextIO) -> None:
+    """Write the summary of a run; a run without steps says so."""
+    steps = latest_line_of_descent(read_lines(folder.steps))
+    if not steps:
+        out.write(f"\nno step was made; see {folder.logs}\n")
+        return
+    lines = ["", f"run {folder.name}: {len(steps)} steps, {steps[-1]['version']} versions", ""]
+    lines += [*curve([step["reward"] for step in steps]), ""]
+    lines += _evaluations(read_lines(folder.evaluations))
+    lines += _speed(steps)
+    lines += _staleness(steps)
+    lines += _time(steps)
+    lines += ["", f"folder       {folder.path}", ""]
+    out.write("\n".join(lines))
+    out.flush()
+
+
+def latest_line_of_descent(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Steps that count: one that was made again after a restart replaces the lost one and all after it."""
+    kept: list[dict[str, Any]] = []
+    for step in steps:
+        while kept and kept[-1]["step"] >= step["step"]:
+            kept.pop()
+        kept.append(step)
+    return kept
+
+
+def curve(values: Sequence[float]) -> list[str]:
+    """Values between 0 and 1 as a chart of block characters, one column a step (or a few steps)."""
+    stride = -(-len(values) // _WIDEST)
+    columns = [_mean(values[start : start + stride]) for start in range(0, len(values), stride)]
+    top = max(1.0, *columns) if columns else 1.0
+    rows = []
+    for row in range(_HEIGHT, 0, -1):
+        label = f"{top * row / _HEIGHT:5.2f}" if row % 2 == 0 else "     "
+        cells = [_BLOCKS[round(8 * min(1.0, max(0.0, value / top * _HEIGHT - row + 1)))] for value in columns]
+        rows.append(f"{label} │{''.join(cells)}")
+    return ["reward per step", *rows, f" 0.00 └{'─' * len(columns)} step {len(values)}"]
+
+
+def _evaluations(records: Sequence[dict[str, Any]]) -> list[str]:
+    by_set: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_set[record["set"]].append(record)
+    lines = []
+    for name, found in by_set.items():
+        first, last = min(found, key=_step), max(found, key=_step)
+        lines.append(
+            f"{name:<12} accuracy {first['reward']:.3f} (step {first['step']}) -> {last['reward']:.3f} "
+            f"(step {last['step']}), {last['scored']} held-out prompts"
+        )
+    return lines
+
+
+def _speed(steps: Sequence[dict[str, Any]]) -> list[str]:
+    seconds = sum(step["seconds"] for step in steps)
+    tokens = sum(step["tokens"] for step in steps)
+    return [
+        f"speed        {len(steps) / seconds:.2f} steps/s, {tokens / seconds:.0f} tokens/s, {seconds:.0f} s training"
+    ]
+
+
+def _staleness(steps: Sequence[dict[str, Any]]) -> list[str]:
+    mean = _mean([step["age_mean"] for step in steps])
+    masked = _mean([step["metrics"].get("slipstream_objective_masked_age_ratio", 0.0) for step in steps])
+    oldest = max(step["age_max"] for step in steps)
+    return [
+        f"staleness    age {mean:.2f} mean, {oldest} max (of a group's oldest token); {masked:.1%} tokens masked"
+    ]
+
+
+def _time(steps: Sequence[dict[str, Any]]) -> list[str]:
+    parts: dict[str, float] = defaultdict(float)
+    for step in steps:
+        for name, seconds in step["parts"].items():
+            parts[name] += seconds
+    total = sum(parts.values())
+    shares = sorted(parts.items(), key=lambda item: -item[1])
+    return [
+        "learner time "
+        + ", ".join(f"{name} {value / total:.0%}" for name, value in shares if value / total > 0.004)
+    ]
+
+
+def _step(record: dict[str, Any]) -> int:
+    return int(record["step"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,135 @@
+"""The supervisor: starts every role, restarts what dies, and ends all with one exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from pathlib import Path
+
+from slipstream.config.schema import Config
+from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK, EXIT_USER
+from slipstream.ledger.server import embedded_server
+from slipstream.lifecycle.life import Life
+from slipstream.run_folder import RunFolder
+from slipstream.supervisor.child import Child, ProcessSpec
+from slipstream.supervisor.embedded import EmbeddedSocket
+from slipstream.supervisor.plan import fetch_spec, role_specs
+from slipstream.supervisor.restarts import RestartBudget
+from slipstream.weights import segments
+
+log = logging.getLogger("slipstream.supervisor")
+_FINAL_CODES = (EXIT_USER, EXIT_HALTED)
+
+
+class Supervisor:
+    """Runs one stack. `run` returns the run's exit code; everything started is gone by then."""
+
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        self._config = config
+        self._folder = folder
+        self._children: dict[str, Child] = {}
+        self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._watchers: list[asyncio.Task[None]] = []
+
+    async def run(self, life: Life) -> int:
+        """Start, watch and end the stack."""
+        socket = EmbeddedSocket() if self._config.redis.url is None else None
+        try:
+            if code := await self._fetch_model(life):
+                return code
+            if socket is not None:
+                await self._start_valkey(socket)
+            log_format = _log_format(self._config)
+            url = socket.url if socket else None
+            for spec in role_specs(self._config, self._folder.config, url, log_format):
+                await self._start(spec)
+            return await self._watch_until_over(life)
+        finally:
+            await self._stop_all()
+            if socket is not None:
+                socket.remove()
+            segments.sweep(segments.SHM)
+
+    async def _fetch_model(self, life: Life) -> int:
+        """Bring the model into the cache, where every role then finds it; returns an exit code."""
+        child = await Child.start(fetch_spec(self._config), self._log_file("fetch"))
+        self._children["fetch"] = child
+        stop = asyncio.create_task(life.wait_for_stop())
+        ended = asyncio.create_task(child.wait())
+        await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not ended.done():
+            return EXIT_FAULT
+        del self._children["fetch"]
+        return EXIT_OK if ended.result() == EXIT_OK else _exit_code(ended.result())
+
+    async def _start_valkey(self, socket: EmbeddedSocket) -> None:
+        server = embedded_server(self._folder.redis, socket=socket.path)
+        await self._start(ProcessSpec("valkey", server.command, foreign=True), echo=False)
+        await socket.ready()
+        self._folder.announce(socket.url)
+
+    async def _start(self, spec: ProcessSpec, echo: bool = True) -> None:
+        self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
+        self._watchers.append(asyncio.create_task(self._keep_alive(spec, echo), name=f"keep:{spec.name}"))
+
+    async def _keep_alive(self, spec: ProcessSpec, echo: bool) -> None:
+        """Restart one process for as long as its budget lasts; its final end decides the run's outcome."""
+        budget = RestartBudget(self._config.supervisor)
+        while True:
+            code = await self._children[spec.name].wait()
+            if spec.name == "learner" and code == EXIT_OK:
+                return self._decide(EXIT_OK)
+            if code in _FINAL_CODES:
+                return self._decide(code)
+            pause = budget.next_pause(time.monotonic())
+            if pause is None:
+                log.error("%s ended (%s) too often: stopping the run", spec.name, _how(code))
+                return self._decide(EXIT_FAULT)
+            log.warning("%s ended (%s): starting it again in %.1f s", spec.name, _how(code), pause)
+            await asyncio.sleep(pause)
+            self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
+
+    def _decide(self, code: int) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(code)
+
+    async def _watch_until_over(self, life: Life) -> int:
+        stop = asyncio.create_task(life.wait_for_stop())
+        await asyncio.wait({stop, self._outcome, *self._watchers}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        for watcher in self._watchers:
+            if watcher.done():
+                watcher.result()  # a fault of the supervisor's own is never swallowed
+        return self._outcome.result() if self._outcome.done() else EXIT_OK
+
+    async def _stop_all(self) -> None:
+        """Generators first, the ledger last: each role can still say goodbye to those it depends on."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        drain = self._config.supervisor.drain_seconds
+        valkey = self._children.pop("valkey", None)
+        await asyncio.gather(*(child.stop(drain) for child in self._children.values()))
+        if valkey is not None:
+            await valkey.stop(drain)
+
+    def _log_file(self, name: str) -> Path:
+        return self._folder.logs / f"{name}.log"
+
+
+def _log_format(config: Config) -> str:
+    """Children write to a pipe, so whether a person reads along is decided here."""
+    if config.telemetry.log_format != "auto":
+        return config.telemetry.log_format
+    return "human" if sys.stderr.isatty() else "json"
+
+
+def _exit_code(code: int) -> int:
+    return code if code in (*_FINAL_CODES, EXIT_FAULT) else EXIT_FAULT
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
