@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 
 import pytest
 
@@ -184,9 +185,26 @@ async def test_a_lost_message_is_seen_by_its_number_and_sent_again(until, lost_k
     assert sorted(seen) == ["first", *(f"p{n}" for n in range(6))]
 
 
-async def test_a_random_half_of_all_messages_lost_still_hands_each_parcel_over_once(until):
-    import random
+async def test_an_answer_that_found_no_room_is_given_again(until):
+    network, seen, full = Wire(), [], [True]
+    async with (
+        network.hub.make_receiver(ReceiverOptions()) as receiver,
+        network.hub.make_sender(FAST) as sender,
+    ):
+        exchange = network.hub.exchanges[receiver.endpoint]
+        send = exchange.send
+        exchange.send = lambda to, frames: (
+            False if kind_of(frames) == "answer" and full and full.pop() else send(to, frames)
+        )
+        sender.set_peers({"buffer": Peer(receiver.endpoint)})
+        serving = asyncio.create_task(serve(receiver, seen))
+        assert (await sender.deliver(Parcel("p", "sample"), 5)).status == "ok"
+        assert receiver.stats().unsent == 1
+        serving.cancel()
+    assert seen == ["p"]
 
+
+async def test_a_random_half_of_all_messages_lost_still_hands_each_parcel_over_once(until):
     network, seen, dice = Wire(), [], random.Random(7)
     async with (
         network.hub.make_receiver(ReceiverOptions(credits=4)) as receiver,
