@@ -120,12 +120,12 @@ Connect = Callable[..., Awaitable[Ledger]]
 
 @pytest.fixture
 async def connect(server: Server, clock: Clock) -> AsyncIterator[Connect]:
-    """Connect to a run of one's own on the shared server; all clients of a test see the same run."""
+    """Connect to a run of one's own on the shared server; a test names a second run by its suffix."""
     run = f"run-{os.getpid()}-{next(_runs)}"
     opened: list[Ledger] = []
 
-    async def make(run_id: str = run) -> Ledger:
-        ledger = await Ledger.connect(server.url, run_id, deadline=10, now=clock)
+    async def make(suffix: str = "") -> Ledger:
+        ledger = await Ledger.connect(server.url, run + suffix, deadline=10, now=clock)
         opened.append(ledger)
         return ledger
 

@@ -117,7 +117,7 @@ class Connection:
             except _PASSING as error:
                 if time.monotonic() + pause >= end:
                     raise LedgerError(
-                        f"redis.url: the ledger did not answer {name} within {self._deadline_s:g} s ({error!r})"
+                        f"redis.url: the ledger did not answer {name} within {self._deadline_s:g} s ({_said(error)})"
                     ) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -201,14 +201,20 @@ async def _first_info(client: aioredis.Redis, url: str, deadline_s: float) -> di
             async with asyncio.timeout(max(0.001, end - time.monotonic())):
                 info: dict[str, Any] = await client.info()
                 return info
-        except (AuthenticationError, NoPermissionError) as error:
-            raise UserError(f"redis.password does not open {url} ({error})", "check REDIS_PASSWORD") from error
         except _PASSING as error:
+            if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+                raise UserError(
+                    f"redis.password does not open {url} ({error})", "check SLIPSTREAM_REDIS_PASSWORD"
+                ) from error
             if time.monotonic() + pause >= end:
                 raise LedgerError(
-                    f"redis.url: no server answers at {url} within {deadline_s:g} s ({error!r})"
+                    f"redis.url: no server answers at {url} within {deadline_s:g} s ({_said(error)})"
                 ) from error
         except RedisError as error:
             raise UserError(f"redis.url: the server at {url} refused INFO ({error})") from error
         await asyncio.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
