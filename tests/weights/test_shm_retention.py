@@ -109,3 +109,13 @@ def test_close_leaves_nothing_behind_and_readers_keep_theirs(publisher, subscrib
     assert first_numbers(weights) == expected_numbers(1.0)
     with pytest.raises(WeightsError, match="closed"):
         publisher.publish(3, model(3.0))
+
+
+def test_a_version_may_be_staged_while_the_one_before_is_still_being_committed(publisher, subscriber, model):
+    five, six = publisher.stage(5, model(5.0)), publisher.stage(6, model(6.0))
+    newest = six.commit()
+    late = five.commit()
+    assert first_numbers(subscriber.fetch(late)) == expected_numbers(5.0)
+    publisher.retire(9)
+    assert publisher.versions == [6]
+    assert first_numbers(subscriber.fetch(newest)) == expected_numbers(6.0)
