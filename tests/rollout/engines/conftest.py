@@ -127,7 +127,7 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": 64,
     "initializer_range": 0.3,  # peaked distributions, so that a wrong weight shows
 }
 CONFIGS = {
@@ -191,7 +191,7 @@ def _make(name: str, folder: Path) -> Bench:
     models = Models(model)
     engine = PausableEngine(
         TransformersConfig(
-            folder, slots=SLOTS, context=64, chunk_tokens=3, cache_policy=policy, decoder=decoder
+            folder, slots=SLOTS, context=4096, chunk_tokens=3, cache_policy=policy, decoder=decoder
         )
     )
     return Bench(name, engine, models.weights, models)

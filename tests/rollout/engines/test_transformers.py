@@ -36,6 +36,20 @@ async def test_death_of_the_thread_reaches_every_reader(
         await model_bench.engine.swap(model_bench.weights(2))
 
 
+async def test_swap_that_the_thread_dies_of_is_told_and_released(
+    model_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(LlamaDecoder, "load", explode)
+    monkeypatch.setattr(GenericDecoder, "load", explode)
+    weights = model_bench.weights(2)
+    with pytest.raises(SlipstreamError, match="no room"):
+        await asyncio.wait_for(model_bench.engine.swap(weights), 20)
+    assert (weights.releases, model_bench.engine.version) == (1, 1)
+
+
 async def test_released_weights_are_read_no_more(model_bench: Any) -> None:
     """The publisher unmaps what was released: nothing may still hold the memory then."""
     weights = model_bench.weights(2)

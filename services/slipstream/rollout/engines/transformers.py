@@ -62,7 +62,7 @@ class TransformersEngine:
         self._streams: dict[str, GroupStream] = {}
         self._swapping = asyncio.Lock()
         self._served: ServedWeights | None = None
-        self._answer: asyncio.Future[None] | None = None
+        self._pending: tuple[ServedWeights, asyncio.Future[None]] | None = None
         self._worker: Worker | None = None
         self._error: BaseException | None = None
         self._model_config: Any = None
@@ -97,7 +97,7 @@ class TransformersEngine:
         async with self._swapping:
             worker = self._running()
             answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._answer = answer
+            self._pending = (weights, answer)
             finish = partial(self._swapped, weights, answer)
             worker.send(Swap(weights.version, map_tensors(weights.tensors), finish))
             try:
@@ -174,6 +174,7 @@ class TransformersEngine:
         self, weights: ServedWeights, answer: asyncio.Future[None], error: BaseException | None
     ) -> None:
         """The thread's answer: whichever weights nothing reads any more are released."""
+        self._pending = None
         unused: ServedWeights | None = weights
         if error is None:
             unused, self._served, self.version = self._served, weights, weights.version
@@ -190,8 +191,11 @@ class TransformersEngine:
         for stream in list(self._streams.values()):
             if stream.open_samples:
                 stream.fail(error)
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._pending is not None:
+            weights, answer = self._pending
+            weights.release()
+            if not answer.done():
+                answer.set_exception(error)
 
 
 def read_config(folder: Path) -> Any:
