@@ -123,6 +123,7 @@ def make_trainer(llama_folder):
         tree = {
             "run": {"steps": 50},
             "model": {"source": str(folder or llama_folder)},
+            "data": {"kind": "arithmetic"},
             "reward": {"functions": [{"use": "last_number"}]},
             "objective": {"recipe": "grpo", **(objective or {})},
             "staleness": {"policy": "token", "max_staleness": eta},

@@ -10,8 +10,6 @@ import torch
 from slipstream.errors import RunHalted, StalenessError
 from slipstream.learner.batch import completions_of
 
-NO_CORRECTION = {"correction": "none"}
-
 
 def _copy(trainer):
     return {name: value.clone() for name, value in trainer.tensors().items()}
@@ -34,18 +32,34 @@ def _gradients(trainer, groups, version=0):
     return caught
 
 
+def _plain_logprobs(trainer, groups, temperature=1.0):
+    """Logprobs of each group's samples, each from a forward pass of its own."""
+    for (_, arrays), members in zip(groups, completions_of(groups), strict=True):
+        logprobs = []
+        for member in members:
+            ids = torch.tensor([*arrays.prompt_ids.tolist(), *member.actions.tolist()])
+            logits_TV = trainer.policy.module(input_ids=ids[None], use_cache=False).logits[0] / temperature
+            first = len(arrays.prompt_ids) - 1
+            table_TV = logits_TV[first:-1].log_softmax(-1)
+            logprobs.append(table_TV.gather(1, ids[first + 1 :, None]).squeeze(1))
+        yield arrays, logprobs
+
+
+def _on_policy(trainer, groups, temperature=1.0):
+    """The groups with the model's own logprobs as the sampler's, so that every ratio is 1."""
+    with torch.no_grad():
+        for arrays, logprobs in _plain_logprobs(trainer, groups, temperature):
+            arrays.logprobs = torch.cat(logprobs).numpy()
+    return groups
+
+
 def _by_hand(trainer, groups, weights, temperature=1.0):
     """Gradient of -sum(weight * log pi) / tokens, sample by sample; `weights[b]` is a number per token."""
-    module = trainer.policy.module
-    module.zero_grad(set_to_none=True)
+    trainer.policy.module.zero_grad(set_to_none=True)
     total = sum(sample.tokens for group, _ in groups for sample in group.samples)
-    members = [(a, m) for (_, a), ms in zip(groups, completions_of(groups), strict=True) for m in ms]
-    for (arrays, member), weight in zip(members, weights, strict=True):
-        ids = torch.tensor([*arrays.prompt_ids.tolist(), *member.actions.tolist()])
-        table_TV = (module(input_ids=ids[None], use_cache=False).logits[0] / temperature).log_softmax(-1)
-        first = len(arrays.prompt_ids) - 1
-        picked_T = table_TV[first:-1].gather(1, ids[first + 1 :, None]).squeeze(1)
-        (-(torch.as_tensor(weight) * picked_T).sum() / total).backward()
+    logprobs = [row for _, rows in _plain_logprobs(trainer, groups, temperature) for row in rows]
+    for row_T, weight in zip(logprobs, weights, strict=True):
+        (-(torch.as_tensor(weight) * row_T).sum() / total).backward()
     return {name: p.grad.clone() for name, p in trainer.policy.parameters().items()}
 
 
@@ -73,24 +87,28 @@ def test_metrics_do_not_depend_on_the_micro_batches(make_trainer, random_groups)
 
 
 def test_gradient_is_that_of_plain_policy_gradient_on_policy(make_trainer, make_group):
-    trainer = make_trainer(NO_CORRECTION)
+    trainer = make_trainer()
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0]), make_group([7], [[1], [2]], [1.0, 1.0], 1)]
-    ours = _gradients(trainer, groups)
+    ours = _gradients(trainer, _on_policy(trainer, groups))
     hand = _by_hand(trainer, groups, [[1.0], [-1.0], [0.0], [0.0]])
     _assert_close(ours, hand, 1e-5)
 
 
 def test_temperature_divides_the_logits(make_trainer, make_group):
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0])]
-    trainer = make_trainer(NO_CORRECTION, sampling={"temperature": 0.5})
-    _assert_close(_gradients(trainer, groups), _by_hand(trainer, groups, [[1.0], [-1.0]], 0.5), 1e-5)
+    trainer = make_trainer(sampling={"temperature": 0.5})
+    _assert_close(
+        _gradients(trainer, _on_policy(trainer, groups, 0.5)),
+        _by_hand(trainer, groups, [[1.0], [-1.0]], 0.5),
+        1e-5,
+    )
 
 
 def test_old_tokens_lose_their_weight_and_the_denominator_stays(make_trainer, make_group):
     versions = [[(2, 2), (5, 1)], [(5, 2)]]
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0], version=versions)]
-    trainer = make_trainer(NO_CORRECTION, eta=2)
-    ours = _gradients(trainer, groups, version=5)
+    trainer = make_trainer(eta=2)
+    ours = _gradients(trainer, _on_policy(trainer, groups), version=5)
     hand = _by_hand(trainer, groups, [[0.0, 0.0, 1.0], [-1.0]])
     _assert_close(ours, hand, 1e-5)
 
@@ -159,10 +177,10 @@ def test_batch_without_gradient_touches_nothing(make_trainer, make_group, random
 
 def test_empty_completion_counts_in_the_group_mean(make_trainer, make_group):
     """Case 46: it moves the baseline and contributes no token."""
-    trainer = make_trainer({**NO_CORRECTION, "advantage": "mean_only"})
+    trainer = make_trainer({"advantage": "mean_only"})
     groups = [make_group([5], [[], [1, 2], [3], [4]], [0.0, 1.0, 0.0, 0.0])]
-    ours = _gradients(trainer, groups)
-    _assert_close(ours, _by_hand(trainer, groups[:1], [[0.0], [0.75], [-0.25], [-0.25]]), 1e-5)
+    ours = _gradients(trainer, _on_policy(trainer, groups))
+    _assert_close(ours, _by_hand(trainer, groups, [[0.0], [0.75], [-0.25], [-0.25]]), 1e-5)
 
 
 def test_zero_gradient_is_no_step(make_trainer, random_groups):

@@ -45,6 +45,7 @@ class Optimizer:
             eps=settings.eps,
             fused=True,
         )
+        self._adam.state.update({p: _fresh_moments(p) for p in self._parameters.values()})
 
     @property
     def learning_rate(self) -> float:
@@ -75,7 +76,7 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and update counts by `name:key`, not copied; a parameter never updated has none."""
+        """Moments and update counts by `name:key`, not copied."""
         named = {}
         for name, parameter in self._parameters.items():
             for key, value in self._adam.state.get(parameter, {}).items():
@@ -86,17 +87,20 @@ class Optimizer:
         """Take over what `state` returned; the next update is as if nothing had happened in between.
 
         Raises:
-            KeyError: The state names a parameter that is not trained here.
+            KeyError: The state is of other parameters.
         """
-        self._adam.state.clear()
-        for name, value in state.items():
-            parameter_name, _, key = name.rpartition(":")
-            parameter = self._parameters[parameter_name]
-            self._adam.state.setdefault(parameter, {})[key] = value.to(parameter.device).clone()
+        for name, own in self.state().items():
+            own.copy_(state[name])
         self.updates = updates
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
+
+
+def _fresh_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
+    """What AdamW would make at its first update; made at the start, where the time and memory are no surprise."""
+    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+    return {"step": step, **{name: torch.zeros_like(parameter) for name in MOMENTS}}
 
 
 def schedule_share(settings: OptimizerSection, updates: int, total: int | None) -> float:

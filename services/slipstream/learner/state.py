@@ -58,8 +58,11 @@ def load(trainer: Stateful, folder: Path) -> None:
             f"checkpoint {folder} has schema {counts.get('schema')}, this version reads {SCHEMA}",
             "resume with the version that wrote it",
         )
-    _load_weights(trainer.policy.tensors(), weights, folder)
     moments = _below(parts, "optimizer/")
+    _check_same(trainer.policy.tensors(), weights, folder)
+    _check_same(trainer.optimizer.state(), moments, folder)
+    for name, value in trainer.policy.tensors().items():
+        value.copy_(weights[name])
     trainer.optimizer.load_state(moments, counts["updates"])
     trainer.nonfinite, trainer.nonfinite_in_a_row = counts["nonfinite"], counts["nonfinite_in_a_row"]
     _restore_random(_below(parts, "rng/"))
@@ -79,7 +82,8 @@ def _restore_random(states: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _load_weights(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], folder: Path) -> None:
+def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], folder: Path) -> None:
+    """Nothing is overwritten before all names and shapes are known to fit."""
     different = sorted(
         set(own) ^ set(saved) | {n for n in set(own) & set(saved) if own[n].shape != saved[n].shape}
     )
@@ -88,8 +92,6 @@ def _load_weights(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], folder
             f"checkpoint {folder} is of another model: {len(different)} tensors differ, as {different[0]}",
             "set model.source to the model that it was made from",
         )
-    for name, value in own.items():
-        value.copy_(saved[name])
 
 
 def _write_counts(trainer: Stateful, path: Path) -> None:
