@@ -37,8 +37,8 @@ CLOSE_SECONDS = 60.0
 class TransformersConfig:
     """Settings of the engine; `folder` is the model's Hugging Face folder, of which only the config is read.
 
-    `slots` sequences of up to `context` tokens (prompt included) decode at once; at most `requests` groups
-    may be in the engine. `cache_policy` says what a swap does to sequences in flight: "keep" their keys and
+    `slots` sequences of up to `context` tokens (prompt included, and no more than the model has positions)
+    decode at once; at most `requests` groups may be in the engine. `cache_policy` says what a swap does to sequences in flight: "keep" their keys and
     values of older versions, or "recompute" them.
     """
 
@@ -66,6 +66,7 @@ class TransformersEngine:
         self._worker: Worker | None = None
         self._error: BaseException | None = None
         self._model_config: Any = None
+        self._context = config.context
 
     @property
     def free_slots(self) -> int:
@@ -75,6 +76,8 @@ class TransformersEngine:
     async def start(self) -> None:
         """Start the decode thread; `swap` must give the first weights."""
         self._model_config = await asyncio.to_thread(read_config, self.config.folder)
+        positions = getattr(self._model_config, "max_position_embeddings", None)
+        self._context = min(self.config.context, positions or self.config.context)
         limit = 4 * self.config.requests  # a request sends two commands at most; the rest is slack
         self._worker = Worker(self._make_loop, self.config.threads, limit, self._deliver, self._ended)
         self._worker.start()
@@ -128,16 +131,16 @@ class TransformersEngine:
         shape = read_shape(self._model_config) if config.decoder == "auto" else None
         decoder: Decoder
         if shape is not None:
-            decoder = LlamaDecoder(shape, config.slots, config.context)
+            decoder = LlamaDecoder(shape, config.slots, self._context)
         else:
             decoder = GenericDecoder(self._model_config)
         return DecodeLoop(decoder, config.slots, config.prefill_tokens, config.cache_policy == "recompute")
 
     def _new_rows(self, stream: GroupStream) -> list[Row]:
-        request, config = stream.request, self.config
+        request = stream.request
         prompt = list(request.prompt_ids)
-        limit = min(request.sampling.max_new_tokens, config.context - len(prompt))
-        drafts = [Draft(sample, config.chunk_tokens) for sample in range(len(request.seeds))]
+        limit = min(request.sampling.max_new_tokens, self._context - len(prompt))
+        drafts = [Draft(sample, self.config.chunk_tokens) for sample in range(len(request.seeds))]
         return [
             Row(stream, draft, list(prompt), len(prompt), seed, limit)
             for draft, seed in zip(drafts, request.seeds, strict=True)
@@ -152,10 +155,8 @@ class TransformersEngine:
             raise SlipstreamError(f"engine: request {name!r} is already being generated")
         if len(self._streams) >= self.config.requests:
             raise SlipstreamError(f"engine: {self.config.requests} requests are in it already")
-        if not 0 < length < self.config.context:
-            raise SlipstreamError(
-                f"request {name!r}: {length} prompt tokens, 1 to {self.config.context - 1} fit"
-            )
+        if not 0 < length < self._context:
+            raise SlipstreamError(f"request {name!r}: {length} prompt tokens, 1 to {self._context - 1} fit")
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab:
             raise SlipstreamError(f"request {name!r}: a prompt id is outside the vocabulary of {vocab}")
 
