@@ -6,8 +6,9 @@ makes the logits; it is compared with the plain way *plus* the product that make
 
     python -m benchmarks.objective [--quick]
 
-The last line is one JSON object. Ratios are of medians over alternating repeats; memory is peak RSS over the RSS
-before, with the logits themselves counted for every way that holds them.
+The last line is one JSON object. Times are CPU seconds of one thread, medians over repeats in turns; memory is
+peak resident memory less that at the start, with the logits themselves counted for every way that holds them.
+The full size needs 10 GiB of free memory, --quick 1 GiB.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import torch
+from torch import Tensor
+
 from slipstream.algo.logprobs import from_hidden, from_logits
 from slipstream.algo.objective import objective
 from slipstream.algo.prepare import Batch, Prepared, prepare
 from slipstream.algo.recipes import resolve
-from torch import Tensor
 
 HIDDEN = 576
 AIMS = {"time_ratio": 1.3, "memory_ratio": 1.1, "fused_time_ratio": 1.3, "fused_memory_ratio": 1.1}
@@ -105,12 +107,12 @@ def measure(names: tuple[str, str], shape: tuple[int, int, int], repeats: int) -
             process = context.Process(target=serve, args=(name, shape, theirs), daemon=True)
             process.start()
             ours.recv()
-            for _ in range(3):
+            for _ in range(2):
                 ours.send("step")
                 seconds[name].append(ours.recv())
             ours.send("stop")
             memory[name] = ours.recv()
-            process.join(timeout=60)
+            process.join(timeout=120)
     return [statistics.median(seconds[name]) for name in names], [memory[name] for name in names]
 
 
@@ -120,7 +122,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1/16 of the tokens; under a minute")
     quick = parser.parse_args().quick
     shape = (16, 64, 49152) if quick else (16, 1024, 49152)
-    repeats = 2
+    repeats = 3 if quick else 1
     print(f"logits of {shape[0]} x {shape[1]} tokens x {shape[2]} ids, float32, one thread, CPU seconds")
     (plain, ours), (plain_bytes, ours_bytes) = measure(("plain", "ours"), shape, repeats)
     (head, fused), (head_bytes, fused_bytes) = measure(("plain_head", "fused"), shape, repeats)

@@ -14,8 +14,9 @@ N, D, V, K = 13, 5, 11, 3
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five tokens a chunk, so that chunk borders are met and the last chunk is short."""
+    """Five tokens a chunk and two a piece, so that borders are met and the last ones are short."""
     monkeypatch.setattr(logprobs, "CHUNK_BYTES", 5 * 4 * V)
+    monkeypatch.setattr(logprobs, "CACHE_BYTES", 2 * 4 * V)
 
 
 def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:

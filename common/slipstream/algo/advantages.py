@@ -105,6 +105,7 @@ def gopo(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     """A = 2 - 4 (rank - 1) / (G - 1), rank 1 best, average ranks on ties; so it runs from 2 to -2.
 
     With ties averaged this is 2 (members below - members above) / (G - 1), exact in any float.
+    GOPO, arXiv 2602.03876.
     """
     groups = Groups(rewards_B, groups_B)
     both_BB = (groups.index_B[:, None] == groups.index_B) & groups.scored_B & groups.scored_B[:, None]

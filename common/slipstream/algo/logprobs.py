@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_BYTES = 64 << 20  # logits of one chunk in float32
+CHUNK_BYTES = 64 << 20  # logits of one chunk in float32: large enough for the head's matrix product
+CACHE_BYTES = (
+    2 << 20
+)  # on a CPU, elementwise passes over logits go piece by piece, each small enough for the cache
 KEEP_BYTES = 256 << 20  # below this, the softmax of all tokens is kept for the backward
 
 
@@ -80,7 +83,8 @@ class _FusedHead(torch.autograd.Function):
         normaliser_N, entropy_N = (hidden_ND.new_zeros(tokens, dtype=dtype) for _ in range(2))
         for rows in _chunks(tokens, vocabulary):
             logits_CV = (hidden_ND[rows] @ weight_VD.T).to(dtype).div_(temperature)
-            logprobs_NK[rows], normaliser_N[rows], entropy_N[rows] = _read(logits_CV, targets_NK[rows], entropy)
+            targets_CK = targets_NK[rows]
+            _read(logits_CV, targets_CK, entropy, logprobs_NK[rows], normaliser_N[rows], entropy_N[rows])
             if keep:
                 kept.append(_softmax_(logits_CV, normaliser_N[rows]))
         ctx.save_for_backward(hidden_ND, weight_VD, targets_NK, normaliser_N, entropy_N, *kept)
@@ -112,7 +116,7 @@ class _FusedHead(torch.autograd.Function):
             if hidden_grad_ND is not None:
                 hidden_grad_ND[busy] = grad_CV @ weight_VD
             if weight_grad_VD is not None:
-                weight_grad_VD += grad_CV.T @ hidden_CD
+                _add_product_(weight_grad_VD, grad_CV.T, hidden_CD)
         weight_grad_VD = weight_grad_VD.to(weight_VD.dtype) if weight_grad_VD is not None else None
         return hidden_grad_ND, weight_grad_VD, None, None, None, None
 
@@ -122,15 +126,15 @@ class _FromLogits(torch.autograd.Function):
     def forward(
         ctx: Any, logits_NV: Tensor, targets_NK: Tensor, temperature: float, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        tokens, vocabulary = logits_NV.shape
+        tokens = len(logits_NV)
         dtype = torch.promote_types(logits_NV.dtype, torch.float32)
         logprobs_NK = logits_NV.new_empty(targets_NK.shape, dtype=dtype)
         normaliser_N, entropy_N = (logits_NV.new_zeros(tokens, dtype=dtype) for _ in range(2))
-        for rows in _chunks(tokens, vocabulary):
-            logits_CV = (
-                logits_NV[rows].to(dtype) / temperature if temperature != 1 else logits_NV[rows].to(dtype)
-            )
-            logprobs_NK[rows], normaliser_N[rows], entropy_N[rows] = _read(logits_CV, targets_NK[rows], entropy)
+        for rows in _pieces(logits_NV):
+            logits_CV = logits_NV[rows].to(dtype)
+            logits_CV = logits_CV / temperature if temperature != 1 else logits_CV
+            targets_CK = targets_NK[rows]
+            _read(logits_CV, targets_CK, entropy, logprobs_NK[rows], normaliser_N[rows], entropy_N[rows])
         ctx.save_for_backward(logits_NV, targets_NK, normaliser_N, entropy_N)
         ctx.temperature, ctx.entropy = temperature, entropy
         return logprobs_NK, entropy_N
@@ -141,7 +145,7 @@ class _FromLogits(torch.autograd.Function):
         logits_NV, targets_NK, normaliser_N, entropy_N = ctx.saved_tensors
         grad_NV = torch.empty_like(logits_NV)
         busy_N = _busy(grad_NK, grad_entropy_N)
-        for rows in _chunks(*logits_NV.shape):
+        for rows in _pieces(logits_NV):
             logits_CV = logits_NV[rows].to(normaliser_N.dtype)
             logits_CV = logits_CV / ctx.temperature if ctx.temperature != 1 else logits_CV
             softmax_CV = (logits_CV - normaliser_N[rows, None]).exp_()
@@ -152,25 +156,44 @@ class _FromLogits(torch.autograd.Function):
         return grad_NV, None, None, None
 
 
-def _chunks(tokens: int, vocabulary: int) -> list[slice]:
-    size = max(1, CHUNK_BYTES // (4 * vocabulary))
+def _chunks(tokens: int, vocabulary: int, limit: int | None = None) -> list[slice]:
+    """Slices of the tokens whose float32 logits take at most `limit` bytes (CHUNK_BYTES if None)."""
+    size = max(1, (CHUNK_BYTES if limit is None else limit) // (4 * vocabulary))
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
-def _read(logits_CV: Tensor, targets_CK: Tensor, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprobs of the targets, log-sum-exp, and entropy (0 unless asked for)."""
-    normaliser_C = logits_CV.logsumexp(-1)
-    logprobs_CK = logits_CV.gather(-1, targets_CK) - normaliser_C[:, None]
-    if not entropy:
-        return logprobs_CK, normaliser_C, torch.zeros_like(normaliser_C)
-    probabilities_CV = (logits_CV - normaliser_C[:, None]).exp_()
-    finite_CV = logits_CV.clamp(min=torch.finfo(logits_CV.dtype).min)  # an impossible id adds 0, not 0 * inf
-    return logprobs_CK, normaliser_C, normaliser_C - probabilities_CV.mul_(finite_CV).sum(-1)
+def _pieces(logits_CV: Tensor) -> list[slice]:
+    """Slices of a chunk for elementwise passes: by cache on a CPU, the whole chunk on a GPU."""
+    limit = CACHE_BYTES if logits_CV.device.type == "cpu" else CHUNK_BYTES
+    return _chunks(len(logits_CV), logits_CV.shape[1], limit)
+
+
+def _read(
+    logits_CV: Tensor,
+    targets_CK: Tensor,
+    entropy: bool,
+    logprobs_CK: Tensor,
+    normaliser_C: Tensor,
+    entropy_C: Tensor,
+) -> None:
+    """Fill in the logprobs of the targets, the log-sum-exp and, if asked for, the entropy."""
+    for piece in _pieces(logits_CV):
+        logits_PV = logits_CV[piece]
+        normaliser_P = logits_PV.logsumexp(-1)
+        normaliser_C[piece] = normaliser_P
+        logprobs_CK[piece] = logits_PV.gather(-1, targets_CK[piece]) - normaliser_P[:, None]
+        if entropy:
+            probabilities_PV = (logits_PV - normaliser_P[:, None]).exp_()
+            # An impossible id adds 0, not 0 * inf.
+            finite_PV = logits_PV.clamp(min=torch.finfo(logits_PV.dtype).min)
+            entropy_C[piece] = normaliser_P - probabilities_PV.mul_(finite_PV).sum(-1)
 
 
 def _softmax_(logits_CV: Tensor, normaliser_C: Tensor) -> Tensor:
     """Softmax in place."""
-    return logits_CV.sub_(normaliser_C[:, None]).exp_()
+    for piece in _pieces(logits_CV):
+        logits_CV[piece].sub_(normaliser_C[piece, None]).exp_()
+    return logits_CV
 
 
 def _logit_grad_(
@@ -178,13 +201,23 @@ def _logit_grad_(
 ) -> Tensor:
     """d loss / d (logits / temperature), in place of the softmax: d log p_y = onehot_y - p, d H = -p (log p + H)."""
     total_C = grad_CK.sum(-1)
-    if grad_entropy_C is None:
-        softmax_CV.mul_(-total_C[:, None])
-    else:
-        log_CV = softmax_CV.clamp(min=torch.finfo(softmax_CV.dtype).tiny).log_()
-        log_CV.add_(entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(total_C[:, None])
-        softmax_CV.mul_(log_CV.neg_())
+    for piece in _pieces(softmax_CV):
+        softmax_PV, total_P = softmax_CV[piece], total_C[piece, None]
+        if grad_entropy_C is None:
+            softmax_PV.mul_(-total_P)
+        else:
+            log_PV = softmax_PV.clamp(min=torch.finfo(softmax_PV.dtype).tiny).log_()
+            log_PV.add_(entropy_C[piece, None]).mul_(grad_entropy_C[piece, None]).add_(total_P)
+            softmax_PV.mul_(log_PV.neg_())
     return softmax_CV.scatter_add_(-1, targets_CK, grad_CK.to(softmax_CV.dtype))
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left right; the sum over chunks stays in float32 for narrower factors."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _busy(grad_NK: Tensor, grad_entropy_N: Tensor) -> Tensor:

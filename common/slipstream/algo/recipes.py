@@ -63,7 +63,7 @@ RECIPES: dict[str, Recipe] = {
     "dro": Recipe("Direct reward optimisation, arXiv 2405.19107", {"loss": "dro", **_INSIDE}),
     "two_grpo": Recipe("GRPO with groups of two, arXiv 2510.00977", {"std": "population"}),
     "gdpo": Recipe("GDPO, arXiv 2601.05242; needs two or more reward components", {"advantage": "gdpo"}),
-    "gopo": Recipe("Group ordinal policy optimisation: ranks instead of rewards", {"advantage": "gopo"}),
+    "gopo": Recipe("GOPO, arXiv 2602.03876: ranks instead of rewards", {"advantage": "gopo"}),
     "maxrl": Recipe("MaxRL, arXiv 2602.02710", {"advantage": "maxrl"}),
     "scale_rl": Recipe(
         "The art of scaling RL compute, arXiv 2510.13786: CISPO, batch scaling, prompt mean",
