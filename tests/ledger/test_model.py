@@ -222,6 +222,7 @@ class Machine(RuleBasedStateMachine):
         self.lost: dict[str, bool] = {}
         self.again: Callable[[], Coroutine[Any, Any, Any]] | None = None
         self.answer: Any = None
+        self.learners = 0
         self.ledger = self.open()
         for owner in OWNERS:
             self.join(owner)
@@ -245,7 +246,7 @@ class Machine(RuleBasedStateMachine):
             if snapshot is not None:
                 await ledger.restore(snapshot)
             await ledger.open_run(terms)
-            await ledger.claim_learner("L")
+            await ledger.claim_learner("L0")
             return ledger
 
         return self.runner.run(opening())
@@ -267,6 +268,10 @@ class Machine(RuleBasedStateMachine):
         self.keep_busy("g0")
         numbers = [n for n, record in enumerate(self.model.records) if record.state in likely]
         return numbers[pick % len(numbers)] if numbers and pick % 7 != 6 else pick % (END + 1)
+
+    @property
+    def learner(self) -> str:
+        return f"L{self.learners}"
 
     def keep_busy(self, owner: str) -> None:
         """Most calls are only interesting while tickets are in flight."""
@@ -376,7 +381,7 @@ class Machine(RuleBasedStateMachine):
         step = self.model.step + 1
 
         async def real() -> list[tuple[int, int]]:
-            taken = await self.ledger.take(step, tickets, "L")
+            taken = await self.ledger.take(step, tickets, self.learner)
             assert len(taken.tickets) + len(taken.refused) == len(tickets)
             return taken.tickets
 
@@ -405,14 +410,14 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def untake(self) -> None:
         step = self.model.step
-        self.both(lambda: self.ledger.untake(step + 1, "L"), lambda: self.model.back(step))
+        self.both(lambda: self.ledger.untake(step + 1, self.learner), lambda: self.model.back(step))
 
     @rule(ahead=st.sampled_from([0, 1, 1, 1, 2]))
     def commit(self, ahead: int) -> None:
         step, version = self.model.step + 1, self.model.version + ahead
 
         async def real() -> None:
-            await self.ledger.commit(step, version, "L")
+            await self.ledger.commit(step, version, self.learner)
 
         self.both(real, lambda: self.model.commit(version))
 
@@ -423,11 +428,13 @@ class Machine(RuleBasedStateMachine):
         def model() -> None:
             self.model.durable = max(self.model.durable, step)
 
-        self.both(lambda: self.ledger.durable(step, "L"), model)
+        self.both(lambda: self.ledger.durable(step, self.learner), model)
 
     @rule(behind=st.integers(0, 2))
     def rollback(self, behind: int) -> None:
         step, version = max(0, self.model.step - behind), max(0, self.model.version - behind)
+        self.learners += 1
+        self.runner.run(self.ledger.claim_learner(f"L{self.learners}"))
 
         def model() -> None:
             if step < self.model.durable:
@@ -436,7 +443,7 @@ class Machine(RuleBasedStateMachine):
             self.model.step = step
 
         async def real() -> None:
-            await self.ledger.rollback(step, version, "L")
+            await self.ledger.rollback(step, version, self.learner)
 
         self.both(real, model)
 
@@ -463,6 +470,7 @@ class Machine(RuleBasedStateMachine):
         snapshot = self.runner.run(self.ledger.snapshot())
         self.runner.run(self.ledger.close())
         self.ledger = self.open(snapshot)
+        self.learners = 0
         self.model.restore()
         self.lost = {}
         self.again = None

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import stat
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -238,12 +239,12 @@ async def test_a_repeated_send_after_a_lost_reply_is_one_transition(make_server,
         await ledger.open_run(terms())
         await ledger.claim_learner("L")
         await ledger.join(replica())
-        send, sent = ledger._book._send, []
+        send, calls = ledger._book._send, Counter()
 
         async def lose_first_reply(command):
             reply = await send(command)
-            sent.append(command)
-            if sent.count(command) == 1:
+            calls[command[0]] += 1
+            if calls[command[0]] == 1:
                 raise ConnectionError("the reply got lost")
             return reply
 
@@ -258,7 +259,45 @@ async def test_a_repeated_send_after_a_lost_reply_is_one_transition(make_server,
         await ledger.durable(1, "L")
         counts = await ledger.counts()
         assert (counts.issued, counts.open, counts.groups["trained"]) == (3, 1, 1)
-        assert len(sent) == 2 * len({sent.index(command) for command in sent})
+        assert set(calls.values()) == {2}
+        assert (await ledger.audit()).problems == []
+
+
+async def test_a_sending_that_arrives_late_changes_nothing(server, terms, replica, monkeypatch):
+    """A frozen server or a healed partition delivers what the client has long given up and sent again."""
+    async with await Ledger.connect(server.url, "late", deadline=5) as ledger:
+        await ledger.open_run(terms())
+        await ledger.claim_learner("L")
+        await ledger.join(replica())
+        send, held_back = ledger._book._send, []
+
+        async def hold_back_first(command):
+            if all(command[0] != former[0] for former in held_back):
+                held_back.append(command)
+                raise ConnectionError("the connection broke")
+            return await send(command)
+
+        async def deliver_late():
+            for command in held_back:
+                await send(command)
+            del held_back[:]
+
+        monkeypatch.setattr(ledger._book, "_send", hold_back_first)
+        assert [ticket.number for ticket in await ledger.admit("g0", 2, 0)] == [0, 1]
+        await deliver_late()
+        assert [ticket.number for ticket in await ledger.admit("g0", 2, 0)] == [2, 3]
+        await deliver_late()
+        for number in range(4):
+            await ledger.buffered(number, 0, "b0", 0, 0, 1, True)
+        del held_back[:]
+        await ledger.take(1, [(0, 0), (1, 0)], "L")
+        await ledger.untake(1, "L")
+        await deliver_late()
+        await ledger.take(1, [(2, 0)], "L")
+        del held_back[:]
+        await ledger.untake(1, "L")
+        await ledger.commit(1, 1, "L", [(2, 0)])
+        assert await ledger.states([0, 1, 2, 3]) == {0: "buffered", 1: "buffered", 2: "trained", 3: "buffered"}
         assert (await ledger.audit()).problems == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from slipstream.errors import FencedError, LedgerError
@@ -164,13 +166,34 @@ async def test_closed_records_do_not_pile_up(ledger, terms, replica):
     await ledger.open_run(terms(groups_per_step=700, prompts=10_000))
     await ledger.join(replica())
     tickets = await ledger.admit("g0", 1400, 0)
-    for ticket in tickets[:1300]:
-        await ledger.drop(ticket.number, 0, "no_signal", tokens=3)
+    await asyncio.gather(*(ledger.drop(ticket.number, 0, "no_signal", tokens=3) for ticket in tickets[:1300]))
     assert len(await ledger.states(range(1400))) == 1400 - 512
-    assert (await ledger.folded()).ranges == [(0, 511)]
+    assert sum(last - first + 1 for first, last in (await ledger.folded()).ranges) == 512
     audit = await ledger.audit()
     assert audit.problems == []
     assert audit.counts.dropped == {"no_signal": 1300}
     assert audit.counts.tokens["dropped"] == 3900
     with pytest.raises(FencedError, match="closed for good"):
-        await ledger.buffered(0, 0, "b0", 0, 0, 3, True)
+        await ledger.buffered((await ledger.folded()).ranges[0][0], 0, "b0", 0, 0, 3, True)
+
+
+async def test_a_commit_trains_what_the_learner_names_and_gives_the_rest_back(stored):
+    await stored.take(1, first(4), "L1")
+    state = await stored.commit(1, 1, "L1", [(0, 0), (1, 0), (7, 0)])
+    assert state.step == 1
+    expected = dict.fromkeys(range(8), "buffered") | dict.fromkeys([0, 1, 7], "trained")
+    assert await stored.states(range(8)) == expected
+    assert await stored.taken(1) == [0, 1, 7]
+    await stored.drop(2, 0, "age")
+    with pytest.raises(FencedError, match="dropped:age"):
+        await stored.commit(2, 2, "L1", [(3, 0), (2, 0)])
+    with pytest.raises(FencedError, match="is trained"):
+        await stored.commit(2, 2, "L1", [(3, 0), (0, 0)])
+    assert (await stored.state()).step == 1
+    assert (await stored.audit()).problems == []
+
+
+async def test_a_learner_cannot_undo_its_own_commits(stored):
+    await step_of(stored, 1, 4, 1)
+    with pytest.raises(LedgerError, match="has committed since it claimed the run"):
+        await stored.rollback(0, 0, "L1")

@@ -12,7 +12,7 @@ class LedgerCalls:
     """Base of the groups of calls.
 
     A member's incarnation goes with each of its calls, so that a process that was replaced is refused. The
-    serial of the newest grant that arrived goes along too: a grant the caller never saw is given again.
+    number of the newest grant that arrived goes along too: a grant the caller never saw is given again.
     """
 
     def __init__(self, book: Connection) -> None:

@@ -35,6 +35,8 @@ from slipstream.ledger.records import LedgerFull, LedgerLost, MemberExpired, Run
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+LONGEST_ATTEMPT_S = 5.0  # a packet lost in a partition must not use up the whole deadline
+MAX_CONNECTIONS = 16
 OLDEST_SERVER = (7, 0)
 
 Reply = TypeVar("Reply")
@@ -75,10 +77,19 @@ class Connection:
         self._deadline_s = deadline_s
         self._now = now
         self._release = library()[0]
+        self._number = 0
 
     async def call(self, kind: type[Reply], name: str, *args: Any, blobs: tuple[bytes, ...] = ()) -> Reply:
         """Call a function of the library and decode its reply."""
         return (await self.call_with_blobs(kind, name, *args, blobs=blobs))[0]
+
+    async def call_numbered(self, kind: type[Reply], name: str, *args: Any) -> Reply:
+        """As `call`, with the number of this sending as a last argument.
+
+        Numbers only grow. By them a function tells a sending that was given up, and arrives late, from the one
+        whose reply is awaited.
+        """
+        return self._decode(kind, await self._until_deadline(name, lambda: (*args, self._next_number())))[0]
 
     async def do(self, name: str, *args: Any, blobs: tuple[bytes, ...] = ()) -> None:
         """Call a function of the library that answers nothing."""
@@ -93,10 +104,10 @@ class Connection:
             FencedError, StalenessError, LedgerError or a subclass: The ledger refused, or stayed away until the
                 deadline.
         """
-        now = "" if self._now is None else str(round(self._now() * 1000))
-        packed = msgspec.msgpack.encode(args)
-        command = (f"{self._release}_{name}", 1, self._prefix, now, packed, *blobs)
-        code, payload, *rest = await self._until_deadline(name, command)
+        return self._decode(kind, await self._until_deadline(name, lambda: args, blobs))
+
+    def _decode(self, kind: type[Reply], answer: list[bytes]) -> tuple[Reply, list[bytes]]:
+        code, payload, *rest = answer
         if code == b"OK":
             return msgspec.msgpack.decode(payload, type=kind), rest
         if code == b"USER":
@@ -107,13 +118,21 @@ class Connection:
         """Close the sockets."""
         await self._client.aclose()
 
-    async def _until_deadline(self, name: str, command: tuple[Any, ...]) -> list[bytes]:
+    def _next_number(self) -> int:
+        self._number = max(self._number + 1, time.time_ns() // 1000)
+        return self._number
+
+    async def _until_deadline(
+        self, name: str, args: Callable[[], tuple[Any, ...]], blobs: tuple[bytes, ...] = ()
+    ) -> list[bytes]:
         end = time.monotonic() + self._deadline_s
         pause = FIRST_PAUSE_S
         while True:
             try:
-                async with asyncio.timeout(max(0.001, end - time.monotonic())):
-                    return await self._send(command)
+                async with asyncio.timeout(min(LONGEST_ATTEMPT_S, max(0.001, end - time.monotonic()))):
+                    now = "" if self._now is None else str(round(self._now() * 1000))
+                    packed = msgspec.msgpack.encode(args())
+                    return await self._send((f"{self._release}_{name}", 1, self._prefix, now, packed, *blobs))
             except _PASSING as error:
                 if time.monotonic() + pause >= end:
                     raise LedgerError(
@@ -142,11 +161,16 @@ def open_client(url: str, password: str | None) -> aioredis.Redis:
     Raises:
         UserError: The address cannot be read.
     """
-    options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_connect_timeout": 5.0}
+    options: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": 5.0,
+        "max_connections": MAX_CONNECTIONS,
+        "timeout": None,  # callers wait their turn; each has its own deadline
+    }
     if password is not None:
         options["password"] = password
     try:
-        return aioredis.Redis.from_url(url, **options)
+        return aioredis.Redis.from_pool(aioredis.BlockingConnectionPool.from_url(url, **options))
     except ValueError as error:
         raise UserError(
             f"redis.url is {url!r} ({error})", "use redis://host:port, rediss:// or unix:///path"

@@ -11,7 +11,7 @@ from slipstream.ledger.records import EvalClaim, EvalStatus
 
 
 class _Grant(msgspec.Struct, frozen=True, array_like=True):
-    serial: int
+    number: int
     job: str
     version: int
     items: list[int]
@@ -32,8 +32,10 @@ class EvalCalls(LedgerCalls):
         """
         async with self._one_claim[owner]:
             incarnation, seen = self._incarnations.get(owner, ""), self._eval_grants.get(owner, 0)
-            grant = await self._book.call(_Grant, "claim_eval", owner, incarnation, count, served_version, seen)
-            self._eval_grants[owner] = grant.serial
+            grant = await self._book.call_numbered(
+                _Grant, "claim_eval", owner, incarnation, count, served_version, seen
+            )
+            self._eval_grants[owner] = grant.number
         return EvalClaim(grant.job, grant.version, grant.items) if grant.items else None
 
     async def report_eval(self, job: str, item: int, version: int, result: bytes) -> None:

@@ -41,7 +41,7 @@ local NUMERIC = {
   informative = true, step = true, next = true, version = true, durable_step = true, max_staleness = true,
   cap = true, max_attempts = true, end_ticket = true, ticket_deadline_ms = true, attempt_base = true,
   changes = true, folds = true, grant = true, eval_grant = true, ttl_ms = true, items = true,
-  min_version = true, pinned = true,
+  min_version = true, pinned = true, has_committed = true,
 }
 
 -- Of the call being served; the server serves one call at a time.
@@ -350,7 +350,7 @@ define('open_run', GROWS, function(terms, expect_version)
       refuse('LOST', 'the ledger is empty but the run was at version ' .. expect_version)
     end
     redis.call('HSET', key('run'), 'next', 0, 'version', 0, 'step', 0, 'durable_step', 0, 'status', 'running',
-      'finish_reason', '', 'learner', '', 'attempt_base', 0, 'changes', 0, 'folds', 0, 'failures_in_row', 0,
+      'finish_reason', '', 'learner', '', 'attempt_base', 0, 'changes', 0, 'folds', 0, 'has_committed', 0, 'failures_in_row', 0,
       'last_failure', '', 'restored', '', unpack(terms))
     return run_reply()
   end
@@ -418,13 +418,15 @@ local function may_start(run, served)
   return run.status == 'running' and served <= run.version and run.version - served <= run.max_staleness
 end
 
-define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged)
+-- `sending` numbers what the client sends; `acknowledged` is the newest sending whose grant it has received.
+define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged, sending)
   local run = opened()
   expire()
   local member = live_member(id, incarnation)
   serve(id, member, served)
   local given = {}
-  if acknowledged < member.grant then regrant(id, given) end
+  if sending <= member.grant then return {member.grant, given} end   -- given up by the client, nobody listens
+  if acknowledged ~= member.grant then regrant(id, given) end
   redis.call('DEL', key('granted:' .. id))
   for _, ticket in ipairs(given) do redis.call('RPUSH', key('granted:' .. id), ticket[1]) end
   if may_start(run, served) then
@@ -438,7 +440,8 @@ define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged)
     if room > 0 then redis.call('HINCRBY', key('run'), 'next', room) end
   end
   if #given == 0 then return {member.grant, given} end   -- an idle poll writes nothing
-  return {redis.call('HINCRBY', key('m:' .. id), 'grant', 1), given}
+  redis.call('HSET', key('m:' .. id), 'grant', sending)
+  return {sending, given}
 end)
 
 local FLIES = {rolling = true, scored = true}
@@ -540,7 +543,7 @@ define('claim_learner', WRITES, function(learner)
   local run = opened()
   refuse_retired('learner', learner)
   if run.learner ~= '' and run.learner ~= learner then retire('learner', run.learner) end
-  redis.call('HSET', key('run'), 'learner', learner)
+  redis.call('HSET', key('run'), 'learner', learner, 'has_committed', 0)
   return run_reply()
 end)
 
@@ -589,7 +592,9 @@ define('untake', WRITES, function(step, learner)
   to_buffered(step)
 end)
 
-define('commit', WRITES, function(step, version, learner)
+-- `tickets` is what the learner trained on, and that is what becomes trained: a take or an untake that arrives
+-- late does not change it. Without a list it is what the step has taken.
+define('commit', WRITES, function(step, version, learner, tickets)
   local run = run_of(learner)
   if step == run.step and version == run.version then return run_reply() end   -- repeated
   if step ~= run.step + 1 then
@@ -598,10 +603,23 @@ define('commit', WRITES, function(step, version, learner)
   if version ~= run.version and version ~= run.version + 1 then
     refuse('LEDGER', 'version ' .. version .. ' cannot follow version ' .. run.version)
   end
-  local tickets = sorted_members('step:' .. step)
-  if #tickets == 0 then refuse('LEDGER', 'step ' .. step .. ' has taken no groups') end
-  for _, number in ipairs(tickets) do move(read(number), 'trained') end
-  redis.call('HSET', key('run'), 'step', step, 'version', version)
+  local trained = {}
+  if #tickets == 0 then
+    for i, number in ipairs(sorted_members('step:' .. step)) do trained[i] = read(number) end
+  end
+  for i, ticket in ipairs(tickets) do
+    trained[i] = held(ticket[1], ticket[2])
+    if trained[i].state ~= 'taken' and trained[i].state ~= 'buffered' then refuse_gone(trained[i]) end
+  end
+  if #trained == 0 then refuse('LEDGER', 'step ' .. step .. ' has taken no groups') end
+  for _, record in ipairs(trained) do
+    redis.call('SREM', key('step:' .. step), record.number)
+    move(record, 'trained', {step = step})
+  end
+  to_buffered(step)
+  for _, record in ipairs(trained) do redis.call('SADD', key('step:' .. step), record.number) end
+  redis.call('ZADD', key('steps'), step, step)
+  redis.call('HSET', key('run'), 'step', step, 'version', version, 'has_committed', 1)
   return run_reply()
 end)
 
@@ -630,6 +648,9 @@ define('rollback', WRITES, function(step, version, learner)
     refuse('LEDGER', 'step ' .. step .. ' is before step ' .. run.durable_step .. ', which is durable')
   end
   if step > run.step then refuse('LEDGER', 'step ' .. step .. ' is not committed, the run is at ' .. run.step) end
+  if step < run.step and run.has_committed == 1 then
+    refuse('LEDGER', 'learner ' .. learner .. ' has committed since it claimed the run; claim it again')
+  end
   for _, undone in ipairs(numbers('ZRANGEBYSCORE', key('steps'), '(' .. step, '+inf')) do to_buffered(undone) end
   if step < run.step then
     redis.call('HSET', key('run'), 'step', step)
@@ -747,12 +768,13 @@ define('open_eval', GROWS, function(job, items, min_version, deadline_ms)
   redis.call('ZADD', key('evals'), redis.call('INCR', key('eval_serial')), job)
 end)
 
-define('claim_eval', GROWS, function(id, incarnation, wanted, served, acknowledged)
+define('claim_eval', GROWS, function(id, incarnation, wanted, served, acknowledged, sending)
   expire()
   local member = live_member(id, incarnation)
   serve(id, member, served)
   local job, given, pinned = '', {}, -1
-  if acknowledged < member.eval_grant then job, given, pinned = reclaim(member, id) end
+  if sending <= member.eval_grant then return {member.eval_grant, job, pinned, given} end
+  if acknowledged ~= member.eval_grant then job, given, pinned = reclaim(member, id) end
   if #given == 0 then
     for _, candidate in ipairs(redis.call('ZRANGE', key('evals'), 0, -1)) do
       local fields = hash('e:' .. candidate)
@@ -763,8 +785,9 @@ define('claim_eval', GROWS, function(id, incarnation, wanted, served, acknowledg
     end
   end
   if #given == 0 then return {member.eval_grant, '', -1, given} end
-  redis.call('HSET', key('m:' .. id), 'eval_job', job, 'eval_items', table.concat(given, ' '))
-  return {redis.call('HINCRBY', key('m:' .. id), 'eval_grant', 1), job, pinned, given}
+  redis.call('HSET', key('m:' .. id), 'eval_job', job, 'eval_items', table.concat(given, ' '),
+    'eval_grant', sending)
+  return {sending, job, pinned, given}
 end)
 
 define('report_eval', WRITES, function(job, index, version, result)

@@ -55,12 +55,19 @@ class StepCalls(LedgerCalls):
         """Give back what was taken for a step that is not committed."""
         await self._book.do("untake", step, learner)
 
-    async def commit(self, step: int, version: int, learner: str) -> RunState:
+    async def commit(
+        self, step: int, version: int, learner: str, tickets: Sequence[tuple[int, int]] = ()
+    ) -> RunState:
         """The step is done: its groups are trained, step and version advance, in one instant.
 
-        `version` is the run's + 1, or the same when the step made no new weights.
+        Args:
+            step: The run's step + 1.
+            version: The run's + 1, or the same when the step made no new weights.
+            learner: The learner's incarnation.
+            tickets: (number, attempt) of what was trained; whatever else the step had taken goes back. Without
+                them the step trained all that it has taken.
         """
-        return (await self._book.call(StateReply, "commit", step, version, learner)).read()
+        return (await self._book.call(StateReply, "commit", step, version, learner, list(tickets))).read()
 
     async def advance_version(self, version: int, learner: str) -> None:
         """Set a higher version without a step: weights that a restarted learner publishes anew."""
@@ -74,7 +81,7 @@ class StepCalls(LedgerCalls):
         """The learner restarted from a checkpoint of `step` and `version`: later steps are undone.
 
         Their groups are buffered again. The run's version stays, since versions only grow; those after
-        `version` are noted as lost.
+        `version` are noted as lost. To be called after `claim_learner` and before the first commit.
         """
         return (await self._book.call(StateReply, "rollback", step, version, learner)).read()
 

@@ -11,9 +11,9 @@ from slipstream.ledger.records import Failure, State, Ticket, check_reason
 
 
 class _Grant(msgspec.Struct, frozen=True, array_like=True):
-    """Serial of the grant, and (number, attempt, admitted version, deadline in ms) of each ticket."""
+    """Number of the newest grant, and (number, attempt, admitted version, deadline in ms) of each ticket."""
 
-    serial: int
+    number: int
     tickets: list[tuple[int, int, int, int]]
 
 
@@ -40,8 +40,10 @@ class TicketCalls(LedgerCalls):
         """
         async with self._one_claim[owner]:
             incarnation, seen = self._incarnations.get(owner, ""), self._grants.get(owner, 0)
-            grant = await self._book.call(_Grant, "admit", owner, incarnation, count, served_version, seen)
-            self._grants[owner] = grant.serial
+            grant = await self._book.call_numbered(
+                _Grant, "admit", owner, incarnation, count, served_version, seen
+            )
+            self._grants[owner] = grant.number
         return [Ticket(number, attempt, version, ms / 1000) for number, attempt, version, ms in grant.tickets]
 
     async def scored(self, ticket: int, attempt: int, tokens: int = 0) -> None:
