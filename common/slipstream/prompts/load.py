@@ -85,6 +85,7 @@ def _scan(reader: Reader) -> _Scan:
         if reader.room(len(ids)) is None:
             scan.report.refuse(str(row.columns.get("id", number)))
             continue
+        scan.report.longest = max(scan.report.longest, len(ids))
         scan.rows.append(number)
         scan.keys.append(question_key(row.question))
         scan.digests += _row_digest(row)

@@ -52,6 +52,7 @@ class LoadReport:
         refused_ids: The first three of them: the row's `id` column, or its place in the source.
         repaired: Rows whose text held a lone surrogate, replaced by U+FFFD.
         held_out: Rows left out of training because an evaluation set asks their question.
+        longest: Tokens of the longest prompt that was kept.
     """
 
     rows: int = 0
@@ -59,6 +60,7 @@ class LoadReport:
     refused_ids: list[str] = field(default_factory=list)
     repaired: int = 0
     held_out: int = 0
+    longest: int = 0
 
     def refuse(self, name: str) -> None:
         """Count a refused row and remember the first three."""

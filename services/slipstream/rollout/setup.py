@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
@@ -14,7 +15,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.site import OPEN_SECONDS, open_site
 from slipstream.models.resolve import resolve
-from slipstream.prompts.build import build_prompts
+from slipstream.prompts.build import build_prompts, context_length
 from slipstream.prompts.sets import PromptSet
 from slipstream.rollout.engines.base import Engine
 from slipstream.rollout.engines.factory import make_engine
@@ -53,7 +54,7 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     folder = await asyncio.to_thread(resolve, config.model.source)
     tokenizer = await asyncio.to_thread(load_tokenizer, str(folder))
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, folder)
-    engine = make_engine(config, folder)
+    engine = make_engine(config, folder, _context(config, folder, [prompts, *evaluations.values()]))
     await engine.start()
     stack.push_async_callback(engine.close)
     run = await site.ledger.state(wait_s=OPEN_SECONDS)
@@ -68,3 +69,9 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     roller = Roller(config, engine, sender, tokenizer, metrics)
     await site.join(served=lambda: engine.version)
     return Parts(config, name, site.ledger, engine, follower, roller, prompts, evaluations, metrics)
+
+
+def _context(config: Config, model: Path, sets: Iterable[PromptSet]) -> int:
+    """Tokens that a sequence can take: the engine reserves its cache by them, so no more than needed."""
+    longest = max(each.report.longest for each in sets)
+    return min(context_length(config, model), longest + config.sampling.max_new_tokens)

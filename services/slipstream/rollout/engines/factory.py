@@ -9,14 +9,18 @@ from typing import Any, TypeVar
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.prompts.build import context_length
 from slipstream.rollout.engines.base import Engine
 
 Settings = TypeVar("Settings")
 
 
-def make_engine(config: Config, model: Path) -> Engine:
+def make_engine(config: Config, model: Path, context: int) -> Engine:
     """The engine of `rollout.engine`; imports only what that one needs.
+
+    Args:
+        config: The run's config.
+        model: The model's folder.
+        context: Tokens that the longest prompt and its completion can take together.
 
     Raises:
         UserError: An option that the engine does not have, or an engine that is not installed.
@@ -31,7 +35,7 @@ def make_engine(config: Config, model: Path) -> Engine:
             folder=model,
             slots=section.max_sequences,
             requests=section.max_sequences,  # an evaluation item is a request of one sample
-            context=context_length(config, model),
+            context=context,
             threads=section.threads,
         )
         return TransformersEngine(settings)
