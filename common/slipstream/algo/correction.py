@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.algo import masks
-from slipstream.algo.prepare import Prepared
+from slipstream.algo.batch import Prepared
 from slipstream.algo.ratios import bounded_weight, level_ratio
 from slipstream.algo.spec import Objective
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from slipstream.algo.aggregation import sequence_sum
+from slipstream.algo.batch import Prepared
 from slipstream.algo.correction import Corrected
 from slipstream.algo.losses.base import Terms, TokenLoss
 from slipstream.algo.metrics import AGES, Tally
-from slipstream.algo.prepare import Prepared
 from slipstream.algo.ratios import LIMIT
 from slipstream.algo.spec import Objective
 

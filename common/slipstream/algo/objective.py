@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from slipstream.algo import diagnostics
+from slipstream.algo.batch import Prepared
 from slipstream.algo.centring import centring_loss
 from slipstream.algo.correction import Corrected, correct
 from slipstream.algo.finite import require_finite
@@ -23,7 +24,6 @@ from slipstream.algo.kl import kl_penalty
 from slipstream.algo.losses import ratio, sampler
 from slipstream.algo.losses.base import Terms, TokenLoss
 from slipstream.algo.metrics import Tally
-from slipstream.algo.prepare import Prepared
 from slipstream.algo.ratios import log_ratio, proximal_guess
 from slipstream.algo.spec import Objective
 
