@@ -45,6 +45,16 @@ class Roller:
         self._sender = sender
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._engaged = 0
+
+    @property
+    def free_slots(self) -> int:
+        """Sequences that may still be ordered; what is ordered counts at once, not when the engine sees it."""
+        return self._config.rollout.engine.max_sequences - self._engaged
+
+    def engage(self, order: Order) -> None:
+        """Reserve the order's sequences; `roll` gives them back once they are sampled."""
+        self._engaged += len(order.seeds)
 
     async def roll(self, order: Order) -> str:
         """Sample, deliver, and return what became of the group: `stored` or why it was refused.
@@ -53,7 +63,10 @@ class Roller:
             TimeoutError: The engine did not finish within the order's deadline; it was told to abort.
             MessageError: The engine gave something that is no valid group.
         """
-        frames = await self._sample(order)
+        try:
+            frames = await self._sample(order)
+        finally:
+            self._engaged -= len(order.seeds)
         with self._metrics.undelivered.track_inprogress():
             return await self._deliver(order, frames)
 

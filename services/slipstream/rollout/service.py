@@ -65,36 +65,39 @@ class Rollout:
 
     async def _evaluate(self) -> int:
         """Claim evaluation items before anything else: they hold this replica at its version."""
-        free = self._parts.engine.free_slots
+        free = self._parts.roller.free_slots
         claim = free and await self._parts.ledger.claim_eval(self._parts.name, free, self._version())
         if not claim:
             return 0
         prompts = self._parts.evaluations[claim.job.partition(":")[2]]
         for item in claim.items:
             order = evaluation_order(claim, item, prompts[item], self._parts.config, self._parts.name)
+            self._parts.roller.engage(order)
             self._start(self._evaluating, self._roll_item(order))
         return len(claim.items)
 
     async def _admit(self) -> int:
         """Start as many tickets as whole groups fit into the engine."""
-        count = self._parts.engine.free_slots // self._parts.config.batch.group_size
+        count = self._parts.roller.free_slots // self._parts.config.batch.group_size
         if not count:
             return 0
         tickets = await self._parts.ledger.admit(self._parts.name, count, self._version())
         for ticket in tickets:
-            self._start(self._groups, self._roll_ticket(ticket))
+            epoch, index = self._cursor.locate(ticket.number)
+            order = ticket_order(
+                ticket, epoch, self._parts.prompts[index], self._parts.config, self._parts.name
+            )
+            self._parts.roller.engage(order)
+            self._start(self._groups, self._roll_ticket(ticket, order))
         self._parts.metrics.in_flight.set(len(self._groups))
         return len(tickets)
 
-    async def _roll_ticket(self, ticket: Ticket) -> None:
-        parts = self._parts
-        epoch, index = self._cursor.locate(ticket.number)
-        order = ticket_order(ticket, epoch, parts.prompts[index], parts.config, parts.name)
+    async def _roll_ticket(self, ticket: Ticket, order: Order) -> None:
         try:
-            end = await parts.roller.roll(order)
+            end = await self._parts.roller.roll(order)
         except (TimeoutError, SlipstreamError) as error:
             end = await self._fail(ticket, error)
-        parts.metrics.groups.labels(end).inc()
+        self._parts.metrics.groups.labels(end).inc()
 
     async def _roll_item(self, order: Order) -> None:
         """Roll an item until it is reported: nobody else may while we hold it, and the job has a deadline."""
@@ -105,6 +108,7 @@ class Rollout:
             except (TimeoutError, SlipstreamError) as error:
                 log.warning("evaluation item %s failed, trying again: %s", order.id, error)
                 await self._life.pause(_RETRY_SECONDS)
+                self._parts.roller.engage(order)
 
     async def _fail(self, ticket: Ticket, error: Exception) -> str:
         reason = "deadline" if isinstance(error, TimeoutError) else "engine"
