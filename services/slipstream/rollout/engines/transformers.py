@@ -38,8 +38,8 @@ class TransformersConfig:
     """Settings of the engine; `folder` is the model's Hugging Face folder, of which only the config is read.
 
     `slots` sequences of up to `context` tokens (prompt included, and no more than the model has positions)
-    decode at once; at most `requests` groups may be in the engine. `cache_policy` says what a swap does to sequences in flight: "keep" their keys and
-    values of older versions, or "recompute" them.
+    decode at once; at most `requests` groups may be in the engine. `cache_policy` says what a swap does to
+    sequences in flight: "keep" their keys and values of older versions, or "recompute" them.
     """
 
     folder: Path
