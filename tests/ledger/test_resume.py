@@ -94,6 +94,13 @@ async def test_a_snapshot_restores_the_run_on_an_empty_server(midway, connect, t
     assert (counts.dropped, counts.failed) == ({"no_signal": 1}, {"engine_error": 1})
     assert counts.conservation().holds
     assert (await heir.audit()).problems == []
+    assert await heir.taken(3) == []
+    book = msgspec.msgpack.decode(await heir.snapshot(), type=Snapshot)
+    assert {record["number"]: record["step"] for record in book.records if record["state"] == "buffered"} == {
+        "3": "0",
+        "4": "0",
+        "5": "0",
+    }
     await heir.claim_learner("L2")
     await heir.join(replica("g9"))
     again = await heir.admit("g9", 3, 2)

@@ -212,6 +212,9 @@ async def load_library(client: aioredis.Redis) -> None:
         raise UserError(
             f"redis.url: its user may not load functions ({error})", "allow +function|load and +fcall"
         ) from error
+    except OutOfMemoryError as error:
+        if not await client.function_list(library=f"slipstream_{library()[0]}"):
+            raise LedgerFull(f"redis is at its maxmemory ({error}); raise the limit") from error
     except ResponseError as error:
         if "already exists" not in str(error):
             raise LedgerError(f"the ledger's function library could not be loaded: {error}") from error

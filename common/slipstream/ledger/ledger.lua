@@ -74,7 +74,7 @@ end
 
 local READS = {'no-writes'}
 local WRITES = {'allow-oom'}   -- what frees memory or finishes work goes on when the server is full
-local GROWS = {}               -- what starts work is refused then
+local GROWS = {}               -- what brings more work is refused then
 
 local function hash(name)
   local flat = redis.call('HGETALL', key(name))
@@ -284,7 +284,7 @@ local function serve(id, member, version)
   if member.version ~= version then redis.call('HSET', key('m:' .. id), 'version', version) end
 end
 
-define('join', GROWS, function(id, incarnation, ttl_ms, fields)
+define('join', WRITES, function(id, incarnation, ttl_ms, fields)
   refuse_retired(id, incarnation)
   expire()
   local before = hash('m:' .. id)
@@ -341,7 +341,7 @@ define('state', READS, function()
   return run_reply()
 end)
 
-define('open_run', GROWS, function(terms, expect_version)
+define('open_run', WRITES, function(terms, expect_version)
   local wanted = {}
   for i = 1, #terms, 2 do wanted[terms[i]] = terms[i + 1] end
   local run = hash('run')
@@ -676,7 +676,7 @@ define('folded', READS, function(since)
   return {folds, tickets}
 end)
 
-define('announce', GROWS, function(version, learner, manifest)
+define('announce', WRITES, function(version, learner, manifest)
   local run = run_of(learner)
   local announced = tonumber(redis.call('HGET', key('manifest'), 'version') or -1)
   if version < announced then
