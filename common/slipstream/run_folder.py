@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -9,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ import yaml
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class RunFolder:
     """Paths of one run. Nothing else in the project spells them out."""
 
     def __init__(self, root: str | Path, name: str) -> None:
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             mend = "use up to 63 letters, digits, dots, dashes and underscores"
             raise UserError(f"run.name {name!r} cannot name a folder", mend)
         self.name = name
@@ -136,25 +137,44 @@ class RunFolder:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one JSON line in a single write, so that a reader never sees half of it interleaved."""
-    line = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append one JSON line in a single write, so that a reader never sees half of it interleaved.
+
+    A line that a crash tore off before is ended first: it stays one broken line and spoils no other.
+
+    Raises:
+        ValueError: A number is not finite.
+        OSError: The disk is full; the torn line is left for the next call to end.
+    """
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    line = text.encode("utf-8", "backslashreplace")  # a lone surrogate becomes JSON's own escape
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line)
+        if not _ends_whole(descriptor):
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a JSON-lines file; a torn last line, as a crash leaves it, is left out."""
+    """The whole lines of a JSON-lines file; those that a crash tore off, the last one or earlier, are left out."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    records = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        with suppress(ValueError):  # no UTF-8 or no JSON
+            records.append(json.loads(line))
+    return records
+
+
+def _ends_whole(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def new_name(stem: str) -> str:
     """A name for a new run: the config's stem, the time, and a few digits so that two never collide."""
-    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "run"
     salt = hashlib.blake2b(f"{os.getpid()}:{time.time_ns()}".encode(), digest_size=2).hexdigest()
     return f"{clean[:36]}-{time.strftime('%Y%m%d-%H%M%S')}-{salt}"

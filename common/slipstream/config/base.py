@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A part of the config. Unknown keys are refused and types are not converted ("1e-6" is no number)."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 def setting(default: Any, description: str, **bounds: Any) -> Any:

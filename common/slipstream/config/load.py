@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from slipstream.config.explain import explain
+from slipstream.config.explain import Problem, explain
 from slipstream.config.rules import contradictions
 from slipstream.config.schema import Config
 from slipstream.config.yaml_loader import parse_yaml
@@ -29,47 +32,100 @@ def load_config(
 
     Raises:
         UserError: No such file, or no YAML mapping.
-        ConfigError: All unknown keys, wrong values and contradictions found.
+        ConfigError: All unknown keys, wrong values, contradictions and unusable overrides found.
     """
     path = find_config(name)
     tree = read_tree(path)
-    for keys, value in _environment_overrides(os.environ if environment is None else environment):
-        assign(tree, keys, value, origin="environment")
-    for override in overrides:
-        key, found, text = override.partition("=")
-        if not found:
-            raise UserError(f"override {override!r} has no '='", "write it as key.sub=value")
-        assign(tree, key.strip().split("."), text, origin="command line")
-    return build(tree, source=str(path))
+    problems: list[str] = []
+    origins: dict[str, str] = {}
+    for origin, dotted, text in _overrides(overrides, os.environ if environment is None else environment):
+        try:
+            assign(tree, dotted.split("."), text, origin)
+        except UserError as error:
+            problems.append(str(error))
+        else:
+            origins[dotted] = origin
+    return build(tree, str(path), problems, origins)
 
 
-def build(tree: dict[str, Any], source: str = "config") -> tuple[Config, list[str]]:
+def build(
+    tree: dict[str, Any],
+    source: str = "config",
+    problems: Sequence[str] = (),
+    origins: Mapping[str, str] | None = None,
+) -> tuple[Config, list[str]]:
     """Check a tree of plain values; returns the config and its warnings.
+
+    Args:
+        tree: Sections and settings.
+        source: What to call the tree in messages.
+        problems: What was found before and is reported along.
+        origins: Dotted paths that come from elsewhere than `source`, and from where.
 
     Raises:
         ConfigError: All problems found, cross-field contradictions included.
     """
-    try:
-        config = Config.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError(explain(error, Config), source) from None
-    refused, warned = contradictions(config)
-    if config.run.strict:
+    config, wrong = _validated(tree)
+    lines = [problem.line + _origin(problem, origins or {}) for problem in wrong]
+    refused, warned = contradictions(config) if config is not None else ([], [])
+    if config is not None and config.run.strict:
         refused, warned = refused + warned, []
-    if refused:
-        raise ConfigError(refused, source)
+    lines += [line for line in refused if not _mentions(line, wrong)]
+    if problems or lines:
+        raise ConfigError([*problems, *lines], source)
+    assert config is not None
     return config, warned
 
 
+def _validated(tree: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
+    """The config and no problem; else the problems and the config without them, for its contradictions."""
+    try:
+        return Config.model_validate(tree), []
+    except ValidationError as error:
+        wrong = explain(error, Config)
+    rest = copy.deepcopy(tree)
+    for problem in wrong:
+        _remove(rest, problem.place)
+    try:
+        return Config.model_validate(rest), wrong
+    except ValidationError:
+        return None, wrong
+
+
+def _remove(tree: Any, place: Sequence[Any]) -> None:
+    for key in place[:-1]:
+        tree = tree[key] if isinstance(tree, list) else tree.get(key, {})
+    if isinstance(tree, dict):
+        tree.pop(place[-1], None)
+
+
+def _origin(problem: Problem, origins: Mapping[str, str]) -> str:
+    path = ".".join(map(str, problem.place))
+    found = [origin for dotted, origin in origins.items() if f"{dotted}.".startswith(f"{path}.")]
+    return f" (from {found[-1]})" if found else ""
+
+
+def _mentions(line: str, wrong: Sequence[Problem]) -> bool:
+    """Whether a contradiction names a setting whose value is wrong already: with a right one it may be none."""
+    names = [str(problem.place[-1]) for problem in wrong if not problem.unknown]
+    return any(re.search(rf"\b{re.escape(name)}\b", line) for name in names)
+
+
 def find_config(name: str | Path) -> Path:
-    """A config file by path, or by name among the packaged ones (`smollm2-sums`)."""
+    """A config file by path, or by name among the packaged ones (`smollm2-sums`).
+
+    Raises:
+        UserError: There is neither.
+    """
     path = Path(name)
-    if path.is_file():
-        return path
-    for folder in _packaged_folders():
-        for candidate in (folder / path.name, folder / f"{path.name}.yaml"):
-            if candidate.is_file():
-                return candidate
+    with contextlib.suppress(OSError, ValueError):  # a name that no file system takes is no file
+        if path.exists():
+            return path
+    if path.name == str(name):
+        for folder in _packaged_folders():
+            for candidate in (folder / path.name, folder / f"{path.name}.yaml"):
+                if candidate.is_file():
+                    return candidate
     known = sorted({file.stem for folder in _packaged_folders() for file in folder.glob("*.yaml")})
     raise UserError(f"config {str(name)!r} not found", f"give a file, or one of: {', '.join(known)}")
 
@@ -83,8 +139,9 @@ def read_tree(path: Path) -> dict[str, Any]:
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config {path} cannot be read: {error}", "give a readable UTF-8 file") from None
-    except yaml.YAMLError as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{error.reason} at byte {error.start}"
+        raise UserError(f"config {path} cannot be read: {reason}", "give a readable UTF-8 file") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"config {path} is no YAML: {' '.join(str(error).split())}", "mend the line") from None
     if tree is None:
         return {}
@@ -93,22 +150,26 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
-def assign(tree: dict[str, Any], path: Sequence[str], text: str, origin: str) -> None:
+def assign(tree: dict[str, Any], path: Sequence[str], text: str | None, origin: str) -> None:
     """Set one dotted key to a value written as YAML; numbers in the path index lists.
 
     Raises:
-        UserError: The path runs through a plain value, or the value is no YAML.
+        UserError: There is no value, it is no YAML, or the path runs through a plain value. The value isn't shown,
+            since it may be a secret in the wrong place.
     """
     dotted = ".".join(path)
+    if text is None:
+        raise UserError(f"{origin}: {dotted} has no '='", "write it as key.sub=value")
     try:
         value = parse_yaml(text)
-    except yaml.YAMLError:
-        raise UserError(f"{origin}: {dotted}={text!r} is no YAML value", "quote it") from None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise UserError(f"{origin}: the value of {dotted} is no YAML", "put it in quotes") from None
     node: Any = tree
     for key in path[:-1]:
         child = _child(node, key, dotted, origin)
         if child is None:
-            child = node[key] = {}
+            child = {}
+            node[int(key) if isinstance(node, list) else key] = child
         node = child
     if isinstance(node, list):
         _child(node, path[-1], dotted, origin)
@@ -127,9 +188,15 @@ def _child(node: Any, key: str, dotted: str, origin: str) -> Any:
     raise UserError(f"{origin}: {dotted} has no place in the config at {key!r}", "check the path")
 
 
-def _environment_overrides(environment: Mapping[str, str]) -> list[tuple[list[str], str]]:
-    chosen = sorted(name for name in environment if name.startswith(ENV_PREFIX))
-    return [(name[len(ENV_PREFIX) :].lower().split("__"), environment[name]) for name in chosen]
+def _overrides(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[tuple[str, str, str | None]]:
+    """(origin, dotted path, text) of each override, those that win last."""
+    for name in sorted(name for name in environment if name.startswith(ENV_PREFIX)):
+        yield name, name[len(ENV_PREFIX) :].lower().replace("__", "."), environment[name]
+    for argument in arguments:
+        key, found, text = argument.partition("=")
+        yield "the command line", key.strip(), text if found else None
 
 
 def _packaged_folders() -> list[Path]:

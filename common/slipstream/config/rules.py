@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
 from slipstream.algo.contradictions import Context
 from slipstream.algo.contradictions import contradictions as objective_contradictions
 from slipstream.algo.recipes import resolve
@@ -22,7 +27,16 @@ def contradictions(config: Config) -> tuple[list[str], list[str]]:
     except ValueError as error:
         return [f"objective: {error}", *_own_refusals(config)], []
     refused, warned = objective_contradictions(objective, _context(config))
+    warned = [f"objective: {line}" for line in warned] + missing_parts(config)
     return [f"objective: {line}" for line in refused] + _own_refusals(config), warned
+
+
+def missing_parts(config: Config) -> list[str]:
+    """What a config names and this release has no part for; such a config can be checked, but not run."""
+    kind = config.rollout.engine.kind
+    if kind in ("transformers", "simulated"):
+        return []
+    return [f"rollout.engine.kind {kind!r} is not part of this release; use transformers or simulated"]
 
 
 def _context(config: Config) -> Context:
@@ -62,7 +76,7 @@ def _own_refusals(config: Config) -> list[str]:
     schedule = config.learner.optimizer.schedule
     if schedule in ("linear", "cosine") and config.run.steps is None:
         found.append(f"learner.optimizer.schedule {schedule} needs run.steps; set it or use constant")
-    return found + _data_refusals(config)
+    return [*found, *_data_refusals(config), *_redis_refusals(config), *_secrets(config.model_dump())]
 
 
 def _data_refusals(config: Config) -> list[str]:
@@ -71,8 +85,36 @@ def _data_refusals(config: Config) -> list[str]:
         ("data", config.data),
         *((f"evaluation.sets.{n}", d) for n, d in config.evaluation.sets.items()),
     ]:
-        if data.kind in ("jsonl", "huggingface", "gsm8k") and not data.path:
+        if data.kind in ("jsonl", "huggingface") and not data.path:
             found.append(f"{path}.path: kind {data.kind} needs a path")
         if data.kind == "reasoning_gym" and not data.name:
             found.append(f"{path}.name: kind reasoning_gym needs a task, such as chain_sum")
     return found
+
+
+def _redis_refusals(config: Config) -> list[str]:
+    """The URL is written to the run's folder and to logs, so it must hold no password."""
+    if config.redis.url is None:
+        return []
+    try:
+        url = urlsplit(config.redis.url)
+    except ValueError:
+        return ["redis.url: is no URL; write redis://host:port/db, rediss://host:port/db or unix:///path"]
+    if url.password is not None or "password=" in url.query:
+        return ["redis.url: holds a password; take it out and set SLIPSTREAM_REDIS_PASSWORD in the environment"]
+    if url.scheme not in ("redis", "rediss", "unix"):
+        return [f"redis.url: scheme {url.scheme!r} is unknown; use redis://, rediss:// or unix://"]
+    return []
+
+
+_SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|api_?key|access_token)$", re.IGNORECASE)
+
+
+def _secrets(value: Any, path: str = "") -> Iterator[str]:
+    """Free options that look like secrets: the config is recorded with the run, so none may be in it."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in entries:
+        here = f"{path}.{key}" if path else str(key)
+        if _SECRET_KEY.search(str(key)) and isinstance(child, str):
+            yield f"{here}: looks like a secret, and the config is recorded; read it from the environment instead"
+        yield from _secrets(child, here)

@@ -20,24 +20,18 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_process(service: Service, drain_seconds: float = 4.0) -> int:
-    """Run a service to its end; returns the exit code, as named in `slipstream.errors`."""
+    """Run a service to its end; returns the exit code, as named in `slipstream.errors`.
+
+    Work that still runs in threads is not waited for.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
     try:
-        asyncio.run(_guarded(service, drain_seconds))
-    except UserError as error:
-        log.error("%s", error)
-        return EXIT_USER
-    except RunHalted as error:
-        log.error("run halted: %s", error)
-        return EXIT_HALTED
-    except SlipstreamError as error:
-        log.error("%s", _with_notes(error))
-        return EXIT_FAULT
-    except Exception as error:  # noqa: BLE001
-        # The outer edge: whatever it was, say it in one line; the trace is for whoever debugs.
-        log.error("%s", _with_notes(error))
-        log.debug("%s", "".join(traceback.format_exception(error)))
-        return EXIT_FAULT
-    return EXIT_OK
+        return loop.run_until_complete(_guarded(service, drain_seconds))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def exit_now(code: int) -> None:
@@ -49,38 +43,72 @@ def exit_now(code: int) -> None:
     os._exit(code)
 
 
-async def _guarded(service: Service, drain_seconds: float) -> None:
-    life = Life()
-    _install_signals(life, drain_seconds)
-    await life.run(service(life))
+class _Deadline:
+    """Ends the process, also when the event loop is stuck: a thread of its own watches the time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timer: threading.Timer | None = None
+
+    def start(self, code: int, cause: str) -> None:
+        """From now on the process has its drain time left; the first cause counts."""
+        if self._timer is None:
+            self._timer = threading.Timer(self._seconds, self._end, (code, cause))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def cancel(self) -> None:
+        """The process has ended in order."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self, code: int, cause: str) -> None:
+        log.error("%s: not ended after %.1f s, ending at once", cause, self._seconds)
+        exit_now(code)
 
 
-def _install_signals(life: Life, drain_seconds: float) -> None:
+async def _guarded(service: Service, drain_seconds: float) -> int:
+    deadline = _Deadline(drain_seconds)
+    life = Life(on_failure=lambda error: deadline.start(*_verdict(error)))
+    _install_signals(life, deadline)
+    try:
+        await life.run(service(life))
+    except Exception as error:  # noqa: BLE001
+        # The outer edge: whatever it was, say it in one line; the trace is for whoever debugs.
+        code, cause = _verdict(error)
+        log.error("%s", cause)
+        log.debug("%s", "".join(traceback.format_exception(error)))
+        return code
+    finally:
+        deadline.cancel()
+    return EXIT_OK
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    """Exit code and line for what ended a process."""
+    if isinstance(error, UserError):
+        return EXIT_USER, str(error)
+    if isinstance(error, RunHalted):
+        return EXIT_HALTED, f"run halted: {error}"
+    return EXIT_FAULT, _with_notes(error)
+
+
+def _install_signals(life: Life, deadline: _Deadline) -> None:
     loop = asyncio.get_running_loop()
+    before: list[int] = []
 
     def asked(number: int) -> None:
-        if life.stopping and number == signal.SIGINT:
-            log.warning("second Ctrl-C: ending at once")
+        if before and number == signal.SIGINT:
+            log.warning("second signal: ending at once")
             exit_now(EXIT_FAULT)
-        if not life.stopping:
+        if not before:
             log.info("%s: draining", signal.Signals(number).name)
-            _end_after(drain_seconds)
+            deadline.start(EXIT_FAULT, "drain")
+        before.append(number)
         life.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
-
-
-def _end_after(seconds: float) -> None:
-    """A drain has a deadline, also when the event loop is stuck: a thread ends the process."""
-
-    def end() -> None:
-        log.error("drain passed its %.1f s: ending at once", seconds)
-        exit_now(EXIT_FAULT)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
 
 
 def die_with_parent() -> None:

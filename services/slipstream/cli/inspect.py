@@ -8,12 +8,14 @@ import os
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.config.load import load_config
 from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError
-from slipstream.ledger.client import Ledger
-from slipstream.ledger.counts import Audit
 from slipstream.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from slipstream.ledger.counts import Audit
 
 
 def audit(options: argparse.Namespace) -> int:
@@ -37,6 +39,7 @@ def summary(options: argparse.Namespace) -> int:
 
 
 async def _audit(folder: RunFolder, url: str | None) -> Audit:
+    from slipstream.ledger.client import Ledger
     from slipstream.supervisor.lone_server import lone_server
 
     async with AsyncExitStack() as stack:
@@ -49,8 +52,8 @@ async def _audit(folder: RunFolder, url: str | None) -> Audit:
 
 def _find(run: str) -> tuple[RunFolder, str | None]:
     """A run's folder, and the URL of its ledger when that is not its own embedded server."""
-    path = Path(run)
+    path = Path(run).resolve()
     if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} holds no run", "give the folder of a run, such as runs/NAME")
+        raise UserError(f"{run} holds no run", "give the folder of a run, such as runs/NAME")
     config, _ = load_config(path / "config.yaml")
     return RunFolder(path.parent, path.name), config.redis.url

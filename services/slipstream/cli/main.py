@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
+from slipstream.cli import configs, inspect, run
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
 
 ROLES = ("rollout", "reward", "buffer", "learner")
+EXIT_INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+_ABOUT = """Asynchronous RL post-training of language models.
+
+Start with `slipstream up smollm2-sums`; it trains a small model on this machine. `slipstream COMMAND --help`
+says more about each command."""
+_CONFIG = """CONFIG is a YAML file, or the name of a config that comes with slipstream (smollm2-sums, tiny-sorter).
+
+Any setting can be changed behind it, for example: staleness.max_staleness=2 run.steps=10
+reward.functions.0.use=math. Lists are indexed by number; a value is YAML. The same from the environment:
+SLIPSTREAM__RUN__STEPS=10. The Redis password comes from SLIPSTREAM_REDIS_PASSWORD alone."""
+_EXITS = "Exit codes: 0 done, 1 a fault, 2 a mistake in what was given, 3 the run stopped itself, 130 Ctrl-C."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,73 +32,121 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        code = int(options.command(options))
+        sys.stdout.flush()
+        return code
     except UserError as error:
-        print(f"slipstream: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_USER
+        return _say(error, EXIT_USER)
     except SlipstreamError as error:
-        print(f"slipstream: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAULT
+        return _say(error, EXIT_FAULT)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
-        return EXIT_FAULT  # the reader of our output went away, as `| head` does
+        # The reader of our output went away, as `| head` does; nothing more can be said to it, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAULT
+    except OSError as error:
+        return _say(error, EXIT_FAULT)  # a full disk, a folder without permission: the system's own words
+
+
+def _say(error: Exception, code: int) -> int:
+    print(f"slipstream: {error}", file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="slipstream", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="slipstream",
+        description=_ABOUT,
+        epilog=_EXITS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"slipstream {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_running(commands)
+    _add_looking(commands)
     _add_config(commands)
     return parser
 
 
-def _add_running(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from slipstream.cli import inspect, run
+Commands = argparse._SubParsersAction
 
-    up = commands.add_parser("up", help="train: start every role on this host and watch them")
+
+def _add_running(commands: Commands[argparse.ArgumentParser]) -> None:
+    up = _command(commands, "up", "train: start every role on this host and watch them", _CONFIG)
     _config_arguments(up)
     up.set_defaults(command=run.up)
 
-    resume = commands.add_parser("resume", help="continue a run from its folder")
-    resume.add_argument("run", help="the run's folder, such as runs/NAME")
-    resume.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings to change")
+    more = "The run continues from its newest checkpoint, with the config that it recorded."
+    resume = _command(commands, "resume", "continue a run from its folder", more)
+    _run_argument(resume)
+    _overrides_argument(resume)
     resume.set_defaults(command=run.resume)
 
-    role = commands.add_parser("run", help="start one role by itself, as containers do")
+    more = "The run must have a name (run.name=NAME) and a server (redis.url=redis://HOST:PORT)."
+    role = _command(commands, "run", "start one role by itself, as containers do", f"{more}\n\n{_CONFIG}")
     role.add_argument("role", choices=ROLES)
-    role.add_argument("--config", required=True, dest="config", help="YAML file, or the name of a packaged one")
+    role.add_argument("--config", required=True, help="YAML file, or the name of a packaged one")
     role.add_argument("--name", default=None, help="name of this process; default is its role")
-    role.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings to change")
+    _overrides_argument(role)
     role.set_defaults(command=run.role)
 
-    fetch = commands.add_parser("fetch", help="bring a model into the cache")
-    fetch.add_argument("model", help="folder, built-in name or hub id")
+    fetch = _command(commands, "fetch", "bring a model into the cache and print its folder")
+    fetch.add_argument("model", help="folder, built-in name (smollm2-135m-instruct, tiny-sorter) or hub id")
     fetch.set_defaults(command=run.fetch)
 
-    audit = commands.add_parser("audit", help="check that every group of a run is accounted for")
-    audit.add_argument("run", help="the run's folder")
+
+def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
+    more = "Works on a run that is up and on one that has ended. Exit code 1 when the equation does not hold."
+    audit = _command(commands, "audit", "check that every group of a run is accounted for", more)
+    _run_argument(audit)
     audit.set_defaults(command=inspect.audit)
 
-    summary = commands.add_parser("summary", help="what a run reached, and where the time went")
-    summary.add_argument("run", help="the run's folder")
+    summary = _command(commands, "summary", "what a run reached, and where the time went")
+    _run_argument(summary)
     summary.set_defaults(command=inspect.summary)
 
 
-def _add_config(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from slipstream.cli import configs
-
-    validate = commands.add_parser("validate", help="check a config without starting anything")
+def _add_config(commands: Commands[argparse.ArgumentParser]) -> None:
+    validate = _command(commands, "validate", "check a config without starting anything", _CONFIG)
     _config_arguments(validate)
     validate.set_defaults(command=configs.validate)
 
-    config = commands.add_parser("config", help="what can be configured")
+    config = _command(commands, "config", "what can be configured")
     parts = config.add_subparsers(required=True, metavar="PART")
     parts.add_parser("schema", help="JSON schema, for editors").set_defaults(command=configs.schema)
     parts.add_parser("docs", help="every setting as Markdown").set_defaults(command=configs.docs)
 
 
+def _command(
+    commands: Commands[argparse.ArgumentParser], name: str, what: str, more: str = ""
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.\n\n{more}".strip(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="YAML file, or the name of a packaged one (smollm2-sums)")
+    parser.add_argument("config", metavar="CONFIG", help="YAML file, or the name of a packaged one")
+    _overrides_argument(parser)
+
+
+def _run_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the run's folder, such as runs/NAME")
+
+
+def _overrides_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings to change")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("slipstream")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from slipstream.config.load import load_config
+from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, UserError
 from slipstream.lifecycle.life import Life, Service
@@ -66,6 +67,8 @@ def _supervise(config: Config, warnings: list[str]) -> int:
     from slipstream.supervisor.summary import print_summary
     from slipstream.supervisor.supervisor import Supervisor
 
+    for missing in missing_parts(config):
+        raise UserError(missing)
     folder = RunFolder.of(config)
     folder.create()
     set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
