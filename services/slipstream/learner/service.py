@@ -64,7 +64,8 @@ class Learner:
         waited, before = time.monotonic() - started, self._line.version
         report = await asyncio.to_thread(self._parts.trainer.step, batch, before)
         line = Line(self._line.step + 1, before + report.stepped)
-        await self._parts.ledger.commit(line.step, line.version, self._parts.learner)
+        trained_on = [(group.ticket, group.attempt) for group, _ in batch]
+        await self._parts.ledger.commit(line.step, line.version, self._parts.learner, trained_on)
         self._line = line
         trained = time.monotonic()
         if report.stepped:
