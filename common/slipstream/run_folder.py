@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 
@@ -126,7 +127,7 @@ class RunFolder:
 
     def record_attempt(self, config: Config, provenance: dict[str, Any]) -> None:
         """Write the resolved config and the provenance of this attempt; both hold no secrets."""
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(resolved(config), sort_keys=False, allow_unicode=True)
         folder = self.path / "attempts" / f"{len(list((self.path / 'attempts').iterdir())):03d}"
         folder.mkdir()
         (folder / "config.yaml").write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ class ModelSection(Section):
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of weights and compute")
     context_length: int | None = setting(
-        None, "longest prompt plus completion, tokens; none takes the model's own", ge=8
+        None, "longest prompt plus completion, tokens; null takes the model's own", ge=8
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = setting("sdpa", "attention implementation")
 
@@ -82,9 +82,9 @@ class EvaluationSection(Section):
 class RunSection(Section):
     """The run as a whole."""
 
-    name: str | None = setting(None, "name of the run; none takes the config file's name and the time")
+    name: str | None = setting(None, "name of the run; null takes the config file's name and the time")
     root: str = setting("runs", "folder that holds run folders")
     seed: int = setting(0, "seed of everything random in the run", ge=0)
-    steps: int | None = setting(None, "optimizer steps to make; none trains until the data ends", ge=1)
-    epochs: int | None = setting(None, "passes over the prompts; none is unbounded", ge=1)
+    steps: int | None = setting(None, "optimizer steps to make; null trains until the data ends", ge=1)
+    epochs: int | None = setting(None, "passes over the prompts; null is unbounded", ge=1)
     strict: bool = setting(False, "treat warnings about the config as errors")

@@ -118,14 +118,13 @@ def find_config(name: str | Path) -> Path:
         UserError: There is neither.
     """
     path = Path(name)
-    with contextlib.suppress(OSError, ValueError):  # a name that no file system takes is no file
-        if path.exists():
-            return path
+    candidates = [path]
     if path.name == str(name):
-        for folder in _packaged_folders():
-            for candidate in (folder / path.name, folder / f"{path.name}.yaml"):
-                if candidate.is_file():
-                    return candidate
+        candidates += [folder / file for folder in _packaged_folders() for file in (path, f"{path}.yaml")]
+    with contextlib.suppress(OSError, ValueError):  # a name that no file system takes is no file
+        for candidate in candidates:
+            if candidate.exists():
+                return candidate
     known = sorted({file.stem for folder in _packaged_folders() for file in folder.glob("*.yaml")})
     raise UserError(f"config {str(name)!r} not found", f"give a file, or one of: {', '.join(known)}")
 

@@ -28,16 +28,26 @@ def markdown(model: type[BaseModel]) -> str:
 
 
 def _section(path: str, field: FieldInfo) -> str:
-    section = field.annotation
-    assert isinstance(section, type)
-    assert issubclass(section, Section)
-    plain = {name: sub for name, sub in section.model_fields.items() if not _is_section(sub)}
-    rows = [_row(name, sub) for name, sub in plain.items()]
-    table = (
-        "\n".join(["| setting | type | default | what |", "| --- | --- | --- | --- |", *rows]) if rows else ""
-    )
-    nested = [_section(f"{path}.{name}", sub) for name, sub in section.model_fields.items() if _is_section(sub)]
-    return "\n".join([f"## `{path}`", "", f"{_sentence(field.description)}", "", table, "", *nested])
+    section, where = _inside(field.annotation, path)
+    assert section is not None
+    fields = section.model_fields.items()
+    rows = [_row(name, sub) for name, sub in fields if not _is_section(sub)]
+    head = ["| setting | type | default | what |", "| --- | --- | --- | --- |"]
+    table = "\n".join([*head, *rows]) if rows else ""
+    nested = [_section(f"{path}.{name}", sub) for name, sub in fields if _inside(sub.annotation)[0]]
+    return "\n".join([f"## `{where}`", "", f"{_sentence(field.description)}", "", table, "", *nested])
+
+
+def _inside(annotation: Any, path: str = "") -> tuple[type[Section] | None, str]:
+    """The section that a setting holds, one or many, and how its place is written."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is list:
+        return _inside(arguments[0], f"{path}.0")
+    if get_origin(annotation) is dict:
+        return _inside(arguments[1], f"{path}.NAME")
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, path
+    return None, path
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -53,6 +63,8 @@ def _type(annotation: Any) -> str:
     arguments = get_args(annotation)
     if type(None) in arguments:
         return " or ".join(_type(arg) for arg in arguments if arg is not type(None)) + " or null"
+    if _inside(annotation)[0] is not None:
+        return f"{annotation.__origin__.__name__} of sections, see below"
     if arguments:
         return f"{annotation.__origin__.__name__} of {_type(arguments[-1])}"
     return str(getattr(annotation, "__name__", annotation))

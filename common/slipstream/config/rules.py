@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,16 @@ def objective_of(config: Config) -> Objective:
     """The objective that a config names: its recipe with the overrides applied."""
     section = config.objective
     return resolve(section.recipe, section.overrides())
+
+
+def resolved(config: Config) -> dict[str, Any]:
+    """The config as a plain tree that loads as itself, with the recipe's own values written out.
+
+    Raises:
+        ValueError: The recipe is unknown; a config that was built has a known one.
+    """
+    objective = {"recipe": config.objective.recipe, **dataclasses.asdict(objective_of(config))}
+    return {**config.model_dump(mode="json"), "objective": objective}
 
 
 def contradictions(config: Config) -> tuple[list[str], list[str]]:

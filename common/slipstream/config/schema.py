@@ -18,7 +18,9 @@ class Config(Section):
     sampling: d.SamplingSection = sub(d.SamplingSection, "how completions are sampled")
     batch: d.BatchSection = sub(d.BatchSection, "how much one step sees")
     staleness: s.StalenessSection = sub(s.StalenessSection, "how far generators may lag")
-    objective: ObjectiveSection = sub(ObjectiveSection, "what is optimized")
+    objective: ObjectiveSection = sub(
+        ObjectiveSection, "what is optimized; the defaults here are grpo's, another recipe brings its own"
+    )
     rollout: s.RolloutSection = sub(s.RolloutSection, "generator replicas")
     reward: s.RewardSection = sub(s.RewardSection, "scoring")
     buffer: s.BufferSection = sub(s.BufferSection, "the store of scored groups")

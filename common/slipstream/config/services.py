@@ -38,7 +38,7 @@ class RewardFunction(Section):
     """One reward: a registered name, `package.module:function` or `file.py:function`."""
 
     use: str = setting("last_number", "registered name, dotted path or file path of the scorer")
-    name: str | None = setting(None, "name of the component; none takes the scorer's")
+    name: str | None = setting(None, "name of the component; null takes the scorer's")
     weight: float = setting(1.0, "weight in the sum of rewards")
     options: dict[str, Any] = setting({}, "options of the scorer, by its own names")
     timeout_seconds: float = setting(10.0, "time limit for one call, seconds", gt=0)
@@ -84,7 +84,7 @@ class OptimizerSection(Section):
     beta2: float = setting(0.95, "decay of the second moment", ge=0.0, lt=1.0)
     eps: float = setting(1e-8, "AdamW epsilon", gt=0.0)
     weight_decay: float = setting(0.0, "decoupled weight decay", ge=0.0)
-    grad_clip: float | None = setting(1.0, "largest global gradient norm; none is off", gt=0.0)
+    grad_clip: float | None = setting(1.0, "largest global gradient norm; null is off", gt=0.0)
 
 
 class CheckpointSection(Section):
@@ -120,7 +120,7 @@ class WeightsSection(Section):
 class RedisSection(Section):
     """The server that keeps the ledger. The password comes from SLIPSTREAM_REDIS_PASSWORD."""
 
-    url: str | None = setting(None, "redis://host:port/db or unix:///path; none starts an embedded Valkey")
+    url: str | None = setting(None, "redis://host:port/db or unix:///path; null starts an embedded Valkey")
 
 
 class NetworkSection(Section):

@@ -45,6 +45,8 @@ class Exchange(Protocol):
 
 
 class OnMessage(Protocol):
+    """What is done with a message that arrived."""
+
     def __call__(self, sender: bytes, frames: list[Frame]) -> None: ...
 
 

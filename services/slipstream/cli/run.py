@@ -6,7 +6,6 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from slipstream.config.load import load_config
 from slipstream.config.rules import missing_parts
@@ -42,7 +41,7 @@ def resume(options: argparse.Namespace) -> int:
     return _supervise(config, warnings)
 
 
-def role(options: argparse.Namespace) -> NoReturn:
+def role(options: argparse.Namespace) -> int:
     """Run one role in this process until it ends or is asked to."""
     die_with_parent()
     config, _ = load_config(options.config, options.overrides)
@@ -51,6 +50,7 @@ def role(options: argparse.Namespace) -> NoReturn:
     set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level)
     code = run_process(_service(options.role, name, config, folder), config.supervisor.drain_seconds)
     exit_now(code)
+    return code
 
 
 def fetch(options: argparse.Namespace) -> int:

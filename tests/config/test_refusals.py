@@ -1,0 +1,270 @@
+"""What a config refuses, and how it says so: every problem at once, each with its path and its mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.config.aliases import ALIASES
+from slipstream.config.explain import setting_paths
+from slipstream.config.load import build, find_config, load_config
+from slipstream.config.schema import Config
+from slipstream.errors import ConfigError, UserError
+
+
+def refused(tree: dict[str, Any]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        build(tree)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("learner.optimizer.learning_rte", "learner.optimizer.learning_rate"),
+        ("learner.learning_rte", "learner.optimizer.learning_rate"),  # a slip, and the wrong level
+        ("learner.learning_rate", "learner.optimizer.learning_rate"),  # the right key at the wrong level
+        ("learner.optimizer.learning-rate", "learner.optimizer.learning_rate"),  # dash for underscore
+        ("batch.group-size", "batch.group_size"),
+        ("max_staleness", "staleness.max_staleness"),
+        ("optimizer", "learner.optimizer"),
+        ("lerner", "learner"),
+        ("staleness.eta", "staleness.max_staleness"),
+        ("staleness.max_off_policy", "staleness.max_staleness"),
+        ("learner.optimizer.lr", "learner.optimizer.learning_rate"),
+        ("lr", "learner.optimizer.learning_rate"),
+        ("G", "batch.group_size"),
+        ("batch.num_generations", "batch.group_size"),
+        ("objective.kl_coef", "objective.kl_beta"),
+        ("rollout.temperature", "sampling.temperature"),
+        ("rollout.engine.temperature", "sampling.temperature"),
+        ("sampling.max_completion_length", "sampling.max_new_tokens"),
+        ("reward.weight", "reward.functions.0.weight"),
+    ],
+)
+def test_an_unknown_key_is_named_with_what_was_meant(path: str, meant: str, usable: Any) -> None:
+    """Case 105."""
+    problems = refused(usable(**{path: 1}))
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}: unknown setting; did you mean ")
+    assert meant in problems[0].removesuffix("?").partition("did you mean ")[2].split(" or ")
+
+
+def test_an_unknown_key_inside_a_named_entry_or_a_list_is_found(usable: Any) -> None:
+    tree = usable(**{"evaluation.sets.hard.kind": "arithmetic", "evaluation.sets.hard.limits": 1})
+    tree["reward"]["functions"][0]["timeout_second"] = 1
+    assert refused(tree) == [
+        "evaluation.sets.hard.limits: unknown setting; did you mean evaluation.sets.hard.limit?",
+        "reward.functions.0.timeout_second: unknown setting; did you mean reward.functions.0.timeout_seconds?",
+    ]
+
+
+@pytest.mark.parametrize("path", ["staleness.foo", "learner.optimizer.zzz", "xyz", "reward.cat"])
+def test_nothing_far_fetched_is_suggested(path: str, usable: Any) -> None:
+    (problem,) = refused(usable(**{path: 1}))
+    assert "did you mean" not in problem
+    assert "known here: " in problem
+
+
+def test_a_large_section_is_not_listed(usable: Any) -> None:
+    (problem,) = refused(usable(**{"objective.qqqqq": 1}))
+    assert "docs/config.md" in problem
+    assert len(problem) < 120
+
+
+def test_names_of_other_projects_lead_to_settings_that_exist() -> None:
+    known = set(setting_paths(Config))
+    assert {path for paths in ALIASES.values() for path in paths} <= known
+    assert not set(ALIASES) & {path.rpartition(".")[2] for path in known}, "an alias hides a real name"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (
+            "learner.optimizer.learning_rate",
+            "1e-6",
+            "should be a valid number (got '1e-6'); in quotes it is a text",
+        ),
+        ("learner.optimizer.learning_rate", float("inf"), "finite number (got inf)"),
+        ("learner.optimizer.weight_decay", float("nan"), "finite number (got nan)"),
+        ("learner.optimizer.learning_rate", 0, "greater than 0"),
+        ("batch.group_size", 8.0, "valid integer"),
+        ("batch.group_size", True, "valid integer"),
+        ("run.strict", 1, "valid boolean"),
+        ("run.name", 2024, "put it in quotes"),
+        ("staleness.policy", "pase", "'pace', 'drop', 'wait' or 'token' (got 'pase')"),
+        ("objective.recipe", "grop", "nearest: grpo"),
+        ("objective.aggregation", "mean", "should be 'token_mean'"),
+        ("sampling.top_p", 1.5, "less than or equal to 1"),
+        ("run", None, "should be a section but holds nothing"),
+        ("run", "fast", "should be a section but holds 'fast'"),
+        ("run", [1], "should be a section but holds a list"),
+        ("reward.functions", {"use": "math"}, "valid list"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: str, usable: Any) -> None:
+    """Case 107: "1e-6" as a string, and its like."""
+    problems = refused(usable(**{path: value}))
+    assert len(problems) == 1
+    assert problems[0].startswith(path.partition(".")[0])
+    assert says in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "both"),
+    [
+        ({"objective.correction": "none", "staleness.max_staleness": 1}, ["max_staleness 1", "correction"]),
+        ({"batch.group_size": 1}, ["grpo", "group_size is 1"]),
+        ({"sampling.top_p": 0.9}, ["top_p 0.9"]),
+        ({"sampling.top_k": 20}, ["top_k 20"]),
+        ({"sampling.min_p": 0.1}, ["min_p 0.1"]),
+        ({"sampling.repetition_penalty": 1.1}, ["repetition_penalty 1.1"]),
+        ({"sampling.temperature": 0.0}, ["temperature 0"]),
+        ({"objective.temperature": 0.5}, ["objective temperature 0.5", "sampling temperature 1.0"]),
+        ({"objective.recipe": "dr_grpo"}, ["fixed_length", "horizon"]),
+        ({"objective.recipe": "gdpo"}, ["gdpo", "reward components"]),
+        ({"objective.loss": "vespo"}, ["correction tis", "loss vespo"]),
+        ({"objective.kl_beta": 0.1}, ["kl_beta 0.1", "reference"]),
+        ({"sampling.min_new_tokens": 500}, ["sampling.min_new_tokens", "sampling.max_new_tokens"]),
+        ({"model.context_length": 8, "sampling.min_new_tokens": 8}, ["min_new_tokens", "model.context_length"]),
+        ({"rollout.engine.max_sequences": 4}, ["rollout.engine.max_sequences (4)", "batch.group_size (8)"]),
+        ({"learner.optimizer.schedule": "cosine"}, ["learner.optimizer.schedule cosine", "run.steps"]),
+        ({"data.kind": "jsonl"}, ["data.path", "kind jsonl"]),
+        ({"data.kind": "reasoning_gym"}, ["data.name", "kind reasoning_gym"]),
+        ({"evaluation.sets.hard.kind": "huggingface"}, ["evaluation.sets.hard.path", "huggingface"]),
+        ({"reward.functions": []}, ["reward.functions", "no reward"]),
+        ({"reward.functions": [{"use": "math"}, {"use": "math"}]}, ["reward.functions", "same name"]),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(
+    changes: dict[str, Any], both: list[str], usable: Any
+) -> None:
+    """Case 107, and case 42 for the warps that bias the ratio."""
+    problems = refused(usable(**changes))
+    assert len(problems) == 1
+    for name in both:
+        assert name in problems[0]
+
+
+def test_all_problems_come_at_once(usable: Any) -> None:
+    tree = usable(
+        **{
+            "run.stps": 3,
+            "learner.optimizer.learning_rate": "1e-6",
+            "staleness.policy": "never",
+            "batch.group_size": 1,
+            "redis.url": "redis://:hunter2@host/0",
+        }
+    )
+    text = "\n".join(refused(tree))
+    for found in (
+        "run.stps",
+        "learning_rate",
+        "staleness.policy",
+        "group_size is 1",
+        "SLIPSTREAM_REDIS_PASSWORD",
+    ):
+        assert found in text
+    assert "hunter2" not in text
+
+
+def test_a_wrong_value_is_not_reported_twice(usable: Any) -> None:
+    """What the default of a wrongly typed setting would contradict is not the user's doing."""
+    tree = usable(**{"batch.group_size": "2", "rollout.engine.max_sequences": 4})
+    assert len(refused(tree)) == 1
+
+
+def test_warnings_are_errors_only_when_strict(usable: Any) -> None:
+    odd = {"batch.group_size": 2}
+    _, warnings = build(usable(**odd))
+    assert len(warnings) == 1
+    assert "group_size 2" in warnings[0]
+    assert refused(usable(**odd, **{"run.strict": True})) == warnings
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@host:6379/0",
+        "redis://user:hunter2@host/0",
+        "rediss://:hunter2@host/0",
+        "unix://:hunter2@/tmp/redis.sock",
+        "redis://host/0?password=hunter2",
+    ],
+)
+def test_a_password_in_the_url_is_refused_and_not_repeated(url: str, usable: Any) -> None:
+    (problem,) = refused(usable(**{"redis.url": url}))
+    assert "hunter2" not in problem
+    assert "SLIPSTREAM_REDIS_PASSWORD" in problem
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://host:6379/0", "redis://user@host", "unix:///tmp/redis.sock", "rediss://h"]
+)
+def test_urls_without_a_password_are_taken(url: str, usable: Any) -> None:
+    config, _ = build(usable(**{"redis.url": url}))
+    assert config.redis.url == url
+
+
+@pytest.mark.parametrize("url", ["http://host", "host:6379", "redis://[::1"])
+def test_what_is_no_redis_url_is_refused(url: str, usable: Any) -> None:
+    (problem,) = refused(usable(**{"redis.url": url}))
+    assert problem.startswith("redis.url: ")
+
+
+def test_a_secret_among_free_options_is_refused(usable: Any) -> None:
+    options = {"api_key": "sk-hunter2", "stop_token": "x", "password_field": "y"}
+    (problem,) = refused(usable(**{"reward.functions": [{"use": "math", "options": options}]}))
+    assert problem.startswith("reward.functions.0.options.api_key: looks like a secret")
+    assert "hunter2" not in problem
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"run: [1,\n", "is no YAML"),
+        (b"run:\n\tsteps: 1\n", "line 2"),
+        (b"run: {steps: 1}\nrun: {seed: 1}\n", "'run' is given twice"),
+        (b"run: {steps: 1, steps: 2}\n", "'steps' is given twice"),
+        (b"- a\n- b\n", "holds a list"),
+        (b"just text\n", "holds a str"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"run: !!python/object/apply:os.system ['true']\n", "is no YAML"),
+        (b"a: 1\n---\nb: 2\n", "is no YAML"),
+        (b"? [a]\n: 1\n", "is no YAML"),
+        (b"run: \x00\n", "is no YAML"),
+        (b"run: {steps: " + b"[" * 3000, "is no YAML"),
+        (b"run: {name: 2024-13-45}\n", "is no YAML"),
+        (b"1: 2\n", "1: a key must be a text"),
+    ],
+)
+def test_a_file_that_is_no_config_is_one_clear_message(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    assert "broken.yaml" in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_an_empty_file_has_only_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing yet\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, environment={})
+    assert [line.partition(":")[0] for line in caught.value.problems] == ["reward.functions", "data.path"]
+
+
+def test_a_folder_is_no_config(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="directory"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "x" * 300, "/nowhere/smollm2-sums.yaml", "./smollm2-sums"])
+def test_a_missing_file_names_those_that_come_along(name: str) -> None:
+    """A path is a path: it is never replaced by a packaged config that happens to have its name."""
+    with pytest.raises(UserError, match="smollm2-sums, tiny-sorter"):
+        find_config(name)
