@@ -1,4 +1,4 @@
-"""The life of one process: watched background tasks, one stop signal, one exit code.
+"""The life of one process: watched background tasks, one stop signal, one cause of death.
 
 A background task that dies ends its process with the cause. SIGTERM or Ctrl-C asks for a drain; the second
 signal, or a drain that passes its deadline, ends the process at once.
@@ -20,20 +20,39 @@ class TaskDied(Exception):
 
 
 class Life:
-    """Hands a service its stop signal and watches its background tasks."""
+    """Hands a service its stop signal and watches its background tasks.
 
-    def __init__(self) -> None:
+    Args:
+        on_failure: Told what ends the service, before the rest is taken down.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], None] = lambda error: None) -> None:
         self._stopping = asyncio.Event()
         self._tasks: dict[asyncio.Task[Any], str] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._on_failure = on_failure
+        self._story: asyncio.Future[None] | None = None
+        self._drains = False
+        self._cut_off = False
 
     @property
     def stopping(self) -> bool:
         """Whether the process was asked to drain and end."""
         return self._stopping.is_set()
 
+    def drains(self) -> None:
+        """Say that the service drains by itself when asked to stop; until then a stop cancels it where it is."""
+        self._drains = True
+
     def stop(self) -> None:
-        """Ask the service to drain and end."""
+        """Ask the service to end: to drain, if it has something to drain, else where it stands."""
+        self._stopping.set()
+        if self._story is not None and not self._drains and not self._story.done():
+            self._cut_off = True
+            self._story.cancel()
+
+    def closing(self) -> None:
+        """Say that the service takes itself apart: what its background tasks wait for may end now."""
         self._stopping.set()
 
     async def wait_for_stop(self) -> None:
@@ -59,38 +78,48 @@ class Life:
         task.add_done_callback(lambda done: self._ended(done, endless))
         return task
 
+    async def end_tasks(self) -> None:
+        """Cancel the background tasks and wait for their end."""
+        self.closing()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     def _ended(self, task: asyncio.Task[Any], endless: bool) -> None:
         name = self._tasks.pop(task)
-        if task.cancelled() or self._failure.done():
+        if task.cancelled():
             return
         error = task.exception()
         if error is not None:
-            self._failure.set_exception(error)
             error.add_note(f"in background task {name!r}")
         elif endless and not self.stopping:
-            self._failure.set_exception(TaskDied(f"background task {name!r} ended by itself"))
+            error = TaskDied(f"background task {name!r} ended by itself")
+        if error is not None and not self._failure.done():
+            self._failure.set_exception(error)
+            self._failure.exception()  # marks it as seen, for a failure while all is ending has no reader
+            self._on_failure(error)
 
     async def run(self, main: Awaitable[None]) -> None:
         """Run the service's main coroutine to its end, or until a background task dies.
 
         Raises:
-            BaseException: Whatever ended the main coroutine or the first dead background task.
+            BaseException: Whatever ended the first dead background task or the main coroutine.
         """
-        story = asyncio.ensure_future(main)
+        self._story = story = asyncio.ensure_future(main)
         try:
             await asyncio.wait({story, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done() and not story.done():
+            if self._failure.done():
                 self._failure.result()
-            await story
+            if not story.cancelled() and (error := story.exception()) is not None:
+                self._on_failure(error)
+            if not (story.cancelled() and self._cut_off):
+                await story
         finally:
             self._failure.cancel()
-            await self._cancel_all(story)
-
-    async def _cancel_all(self, story: asyncio.Future[None]) -> None:
-        pending = [story, *self._tasks]
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+            story.cancel()
+            await asyncio.gather(story, return_exceptions=True)
+            await self.end_tasks()
 
 
 async def _with_fault(name: str, work: Coroutine[Any, Any, Any]) -> Any:

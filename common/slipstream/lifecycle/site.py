@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
+from slipstream.errors import LedgerError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberExpired
 from slipstream.lifecycle.life import Life
@@ -21,6 +23,7 @@ log = logging.getLogger("slipstream.site")
 HEARTBEAT_SECONDS = 1.0
 PEER_SECONDS = 0.3
 OPEN_SECONDS = 120.0
+LEAVE_SECONDS = 1.0
 
 
 class Site:
@@ -37,6 +40,7 @@ class Site:
         self._life = life
         self._stack = stack
         self._served: Callable[[], int | None] = lambda: None
+        self._lost: Callable[[], None] = lambda: None
         self._endpoint = ""
         self.ledger: Ledger
 
@@ -59,24 +63,38 @@ class Site:
         )
         receiver = await self._stack.enter_async_context(make_receiver(options))
         self._endpoint = receiver.endpoint
-        self._stack.callback(self._life.stop)  # runs before the socket closes: its tasks then may end
+        self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end
         self._life.watch("receiver", receiver.run())
         return receiver
 
     async def sender(self, to: str) -> Sender:
         """Open a sender to all live members of a role, and keep up with who they are."""
         sender = await self._stack.enter_async_context(make_sender(SenderOptions(name=f"{self.name}->{to}")))
-        self._stack.callback(self._life.stop)  # runs before the socket closes: its tasks then may end
+        self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end
         self._life.watch(f"sender:{to}", sender.run())
         self._life.watch(f"peers:{to}", self._follow_peers(sender, to))
         return sender
 
-    async def join(self, served: Callable[[], int | None] = lambda: None) -> None:
-        """Enter the books; from here on the heartbeat tells which version this process serves."""
-        self._served = served
+    async def join(
+        self, served: Callable[[], int | None] = lambda: None, lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """Enter the books; from here on the heartbeat tells which version this process serves.
+
+        Args:
+            served: The version, or None before the first.
+            lost: Called when the lease ran out, for then what we held has gone to others.
+        """
+        self._served, self._lost = served, lost
         await self._enter()
+        self._stack.push_async_callback(self._leave)
         self._life.watch("heartbeat", self._beat())
-        self._stack.push_async_callback(self.ledger.leave, self.name)
+        self._stack.push_async_callback(self._life.end_tasks)  # first of all, so that nothing uses what closes
+
+    async def _leave(self) -> None:
+        """Give back what we hold at once; if the ledger is away, it comes back when the lease runs out."""
+        with contextlib.suppress(TimeoutError, LedgerError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self.ledger.leave(self.name)
 
     async def _enter(self) -> None:
         member = Member(
@@ -97,6 +115,7 @@ class Site:
             except MemberExpired:
                 # We were stopped or cut off for longer than a lease; what we held has gone to others.
                 log.warning("the lease ran out: joining again")
+                self._lost()
                 await self._enter()
             await self._life.pause(HEARTBEAT_SECONDS)
 
@@ -124,13 +143,14 @@ async def open_site(
 async def arrivals(receiver: Receiver, life: Life) -> AsyncIterator[Delivery]:
     """Each delivery until the process is asked to stop; what comes later stays with its sender."""
     stop = asyncio.create_task(life.wait_for_stop())
+    arrival = asyncio.create_task(receiver.receive())
     try:
         while not life.stopping:
-            arrival = asyncio.create_task(receiver.receive())
             await asyncio.wait({arrival, stop}, return_when=asyncio.FIRST_COMPLETED)
             if not arrival.done():
-                arrival.cancel()
                 return
-            yield arrival.result()
+            delivery, arrival = arrival.result(), asyncio.create_task(receiver.receive())
+            yield delivery
     finally:
         stop.cancel()
+        arrival.cancel()
