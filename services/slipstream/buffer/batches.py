@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slipstream.buffer.store import Row, Store, ordered
 from slipstream.config.schema import Config
-from slipstream.errors import LedgerError, MessageError
+from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.messages import Frames, Take, decode_header
@@ -47,9 +47,12 @@ class Batches:
 
         A group that was written but not yet booked is offered again by its sender; until then it is not free.
         """
-        states = await self._ledger.states([row.ticket for row in self._store.rows])
-        self._store.delete([row.ticket for row in self._store.rows if row.ticket not in states])
-        self._free = {number for number, state in states.items() if state == "buffered"}
+        known, before = [row.ticket for row in self._store.rows], set(self._free)
+        states = await self._ledger.states(known)
+        await self._forget([ticket for ticket in known if ticket not in states])
+        # what was shelved while we asked is free, whatever the answer of before says
+        self._free -= {ticket for ticket in before if states.get(ticket) != "buffered"}
+        self._free |= {ticket for ticket, state in states.items() if state == "buffered"}
 
     async def take(self, frames: Frames) -> Reply:
         """The batch of a step: "ok" with its groups, "retry" while it cannot be filled, "end" after the last."""
@@ -63,7 +66,7 @@ class Batches:
                 self._learner = request.learner
             try:
                 return await self._fill(request)
-            except LedgerError as error:
+            except (LedgerError, StalenessError) as error:
                 return Reply(REFUSED, str(error))
 
     async def keep_house(self, life: Life) -> None:
@@ -71,7 +74,7 @@ class Batches:
         while not life.stopping:
             folded = await self._ledger.folded(self._folds)
             self._folds = folded.cursor
-            self._forget([row.ticket for row in self._store.rows if _covered(row.ticket, folded.ranges)])
+            await self._forget([row.ticket for row in self._store.rows if _covered(row.ticket, folded.ranges)])
             self._metrics.groups.set(len(self._store))
             self._metrics.tokens.set(self._store.tokens)
             self._metrics.ready.set(len(self._free))
@@ -79,14 +82,14 @@ class Batches:
 
     async def _fill(self, request: Take) -> Reply:
         if taken := await self._ledger.taken(request.step):
-            return self._reply(taken)
+            return await self._reply(taken)
         self._arrived.clear()
         await self._evict(request.version)
         chosen = self._choose(request.groups)
         if len(chosen) < request.groups and not (chosen and await self._last(request)):
             return await self._not_yet(request)
         if await self._held(request, chosen):
-            return await self._not_yet(request)
+            return await self._not_yet(request, "groups on their way would pass the bound")
         result = await self._ledger.take(
             request.step, [(row.ticket, row.attempt) for row in chosen], request.learner
         )
@@ -97,18 +100,30 @@ class Batches:
             await self._ledger.untake(request.step, request.learner)
             self._free.update(number for number, _ in result.tickets)
             return Reply(RETRY, "some groups had gone")
-        return self._reply([row.ticket for row in chosen])
+        return await self._reply([row.ticket for row in chosen])
 
-    def _reply(self, tickets: Sequence[int]) -> Reply:
+    async def _reply(self, tickets: Sequence[int]) -> Reply:
         self._free.difference_update(tickets)
-        return Reply(OK, frames=self._store.frames(tickets))
+        return Reply(OK, frames=await asyncio.to_thread(self._store.frames, tickets))
 
-    async def _not_yet(self, request: Take) -> Reply:
-        if not self._free and await self._ledger.end_of_data():
+    async def _not_yet(self, request: Take, why: str = "") -> Reply:
+        if await self._over(request):
             return Reply("end", "the data has ended")
         with contextlib.suppress(TimeoutError):  # the learner asks again; nothing here waits for ever
             await asyncio.wait_for(self._arrived.wait(), WAIT_SECONDS)
-        return Reply(RETRY, f"{len(self._free)} of {request.groups} groups are here")
+        return Reply(RETRY, why or f"{len(self._free)} of {request.groups} groups are here")
+
+    async def _over(self, request: Take) -> bool:
+        """Whether no step can follow: the data has ended and no group is left, or only some that are not wanted.
+
+        The ledger may know of a stored group a moment before we do, so its count decides.
+        """
+        if not await self._ledger.end_of_data():
+            return False
+        if request.whole:
+            for row in self._rows():
+                await self._drop(row, "last_partial")
+        return not self._free and not (await self._ledger.counts()).groups["buffered"]
 
     async def _last(self, request: Take) -> bool:
         """Whether what is here is all that will ever come, so that the last batch may be a partial one."""
@@ -124,11 +139,15 @@ class Batches:
         if not evicts_over_bound(self._config.staleness.policy):
             return
         eta = self._config.staleness.max_staleness
-        stale = [row for row in self._rows() if not within_bound(version, row.oldest, eta)]
-        for row in stale:
-            await self._ledger.drop(row.ticket, row.attempt, "stale", row.tokens)
-            self._metrics.received.labels("stale").inc()
-        self._forget([row.ticket for row in stale])
+        for row in self._rows():
+            if not within_bound(version, row.oldest, eta):
+                await self._drop(row, "stale")
+
+    async def _drop(self, row: Row, reason: str) -> None:
+        with contextlib.suppress(FencedError):  # it had gone already
+            await self._ledger.drop(row.ticket, row.attempt, reason, row.tokens)
+            self._metrics.received.labels(reason).inc()
+        await self._forget([row.ticket])
 
     def _choose(self, count: int) -> list[Row]:
         """The next groups. Under `wait` the oldest go first: the bound's proof rests on that."""
@@ -139,10 +158,10 @@ class Batches:
     def _rows(self) -> list[Row]:
         return [row for row in self._store.rows if row.ticket in self._free]
 
-    def _forget(self, tickets: Sequence[int]) -> None:
+    async def _forget(self, tickets: Sequence[int]) -> None:
+        self._free.difference_update(tickets)
         if tickets:
-            self._store.delete(tickets)
-            self._free.difference_update(tickets)
+            await asyncio.to_thread(self._store.delete, tickets)
 
 
 def _covered(ticket: int, ranges: Sequence[tuple[int, int]]) -> bool:

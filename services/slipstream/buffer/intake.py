@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
-from slipstream.errors import FencedError, MessageError, RunHalted, StalenessError
+from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted, StalenessError
 from slipstream.ledger.client import Ledger
 from slipstream.messages import Frames, Group, decode_group
 from slipstream.telemetry.metrics import BufferMetrics
-from slipstream.transport.base import OK, REFUSED, Reply
+from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
 log = logging.getLogger("slipstream.buffer")
 _MOST_AT_ONCE = 64
@@ -48,26 +48,39 @@ class Intake:
         self._uninformative = 0
 
     async def store(self, frames: Frames) -> Reply:
-        """Store one scored group; "ok" means that it is on disk and in the ledger, or listed as dropped."""
+        """Store one scored group; "ok" means that it is on disk and in the ledger, or listed as dropped.
+
+        "retry" means that the ledger could not be told; the sender keeps the group and offers it again.
+
+        Raises:
+            RunHalted: No group carries signal any more.
+        """
         try:
             group, _ = decode_group(frames)
         except MessageError as error:
             return self._refuse(f"malformed: {error}")
         try:
             reason = self._why_drop(group)
-            if reason:
-                await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count)
-                self._metrics.received.labels(reason).inc()
-                return Reply(OK, reason)
-            if not self._store.holds(group.ticket, group.attempt):
-                await self._write(group, frames)
-            await self._book(group)
+            await (self._drop(group, reason) if reason else self._keep(group, frames))
         except (FencedError, StalenessError) as error:
-            self._store.delete([group.ticket] if self._store.holds(group.ticket, group.attempt) else [])
+            if self._store.holds(group.ticket, group.attempt):
+                await asyncio.to_thread(self._store.delete, [group.ticket])
             return self._refuse(str(error))
+        except LedgerError as error:
+            log.warning("ticket %d is not booked yet: %s", group.ticket, error)
+            return Reply(RETRY, str(error))
+        return Reply(OK, reason)
+
+    async def _keep(self, group: Group, frames: Frames) -> None:
+        if not self._store.holds(group.ticket, group.attempt):
+            await self._write(group, frames)
+        await self._book(group)
         self._metrics.received.labels("stored").inc()
         self._shelve(group.ticket)
-        return Reply(OK)
+
+    async def _drop(self, group: Group, reason: str) -> None:
+        await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count)
+        self._metrics.received.labels(reason).inc()
 
     async def run(self) -> None:
         """Write what waits, as many groups in one transaction as are there: one fsync serves them all."""

@@ -35,6 +35,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             life.watch("housekeeping", batches.keep_house(life))
             receiver = await site.receiver()
             await site.join()
+            life.drains()
             async for delivery in arrivals(receiver, life):
                 life.watch("answer", _answer(delivery, intake, batches), endless=False)
 

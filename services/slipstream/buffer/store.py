@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slipstream.errors import UserError
+from slipstream.errors import SlipstreamError, UserError
 from slipstream.messages import Frame, Group
 
 Order = Literal["fifo", "freshest", "oldest_first", "random"]
@@ -41,9 +43,14 @@ class Row:
 
 
 class Store:
-    """Scored groups on disk, keyed by ticket; small facts about each are kept in memory as well."""
+    """Scored groups on disk, keyed by ticket; small facts about each are kept in memory as well.
+
+    Methods may be called from several threads; each call waits for the one before it.
+    """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._guard = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -68,7 +75,7 @@ class Store:
     @property
     def tokens(self) -> int:
         """Completion tokens stored."""
-        return sum(row.tokens for row in self._rows.values())
+        return sum(row.tokens for row in self.rows)
 
     def holds(self, ticket: int, attempt: int) -> bool:
         """Whether this attempt's group is stored."""
@@ -76,68 +83,81 @@ class Store:
         return row is not None and row.attempt == attempt
 
     def put(self, batch: Sequence[tuple[Group, Sequence[Frame]]]) -> None:
-        """Store groups durably in one transaction; a newer attempt replaces an older one.
+        """Store groups durably in one transaction; of a ticket's attempts the newest stays.
 
         Raises:
-            sqlite3.Error: The disk refused; nothing of the batch is stored then.
+            SlipstreamError: The disk refused; nothing of the batch is stored then.
         """
-        rows = [
-            Row(group.ticket, group.attempt, group.oldest_version, group.token_count, self._arrivals + offset)
-            for offset, (group, _) in enumerate(batch, start=1)
-        ]
         with self._transaction():
+            kept = [each for each in batch if not self._holds_newer(each[0])]
+            kept.sort(key=lambda each: each[0].attempt)  # of two in one batch the later statement stays
+            rows = [
+                Row(
+                    group.ticket,
+                    group.attempt,
+                    group.oldest_version,
+                    group.token_count,
+                    self._arrivals + offset,
+                )
+                for offset, (group, _) in enumerate(kept, start=1)
+            ]
             self._db.executemany(
                 "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     (row.ticket, row.attempt, row.oldest, row.tokens, row.arrived, *map(bytes, frames))
-                    for row, (_, frames) in zip(rows, batch, strict=True)
+                    for row, (_, frames) in zip(rows, kept, strict=True)
                 ],
             )
-        self._arrivals += len(rows)
-        self._rows.update({row.ticket: row for row in rows})
+            self._db.execute("COMMIT")
+            self._arrivals += len(rows)
+            self._rows.update({row.ticket: row for row in rows})
 
     def frames(self, tickets: Iterable[int]) -> list[bytes]:
         """The frames of several groups, four each, in the order asked for.
 
         Raises:
-            KeyError: A ticket is not stored.
+            SlipstreamError: A ticket is not stored.
         """
         found: list[bytes] = []
-        for ticket in tickets:
-            query = "SELECT header, prompt, ids, logprobs FROM groups WHERE ticket = ?"
-            row = self._db.execute(query, (ticket,)).fetchone()
-            if row is None:
-                raise KeyError(ticket)
-            found.extend(row)
+        with self._guard:
+            for ticket in tickets:
+                query = "SELECT header, prompt, ids, logprobs FROM groups WHERE ticket = ?"
+                row = self._db.execute(query, (ticket,)).fetchone()
+                if row is None:
+                    raise SlipstreamError(f"ticket {ticket} is not in {self._path}: was the file replaced?")
+                found.extend(row)
         return found
 
     def delete(self, tickets: Iterable[int]) -> None:
         """Forget groups; those not stored are skipped."""
-        gone = [ticket for ticket in tickets if ticket in self._rows]
         with self._transaction():
+            gone = [ticket for ticket in tickets if ticket in self._rows]
             self._db.executemany("DELETE FROM groups WHERE ticket = ?", [(ticket,) for ticket in gone])
-        for ticket in gone:
-            del self._rows[ticket]
+            self._db.execute("COMMIT")
+            for ticket in gone:
+                del self._rows[ticket]
 
     def close(self) -> None:
         """Close the file; harmless when repeated."""
-        self._db.close()
+        with self._guard:
+            self._db.close()
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._db)
+    def _holds_newer(self, group: Group) -> bool:
+        row = self._rows.get(group.ticket)
+        return row is not None and row.attempt > group.attempt
 
-
-class _Transaction:
-    """BEGIN IMMEDIATE … COMMIT, rolled back on an error."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """BEGIN IMMEDIATE; whoever enters commits, and what is not committed is rolled back."""
+        with self._guard:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+            except sqlite3.Error as error:
+                raise SlipstreamError(f"buffer file {self._path} cannot be written: {error}") from error
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
 
 def ordered(rows: Iterable[Row], order: Order, seed: int = 0) -> list[Row]:
