@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
-from slipstream.errors import FencedError, MessageError, RunHalted, TransportTimeout
+from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted, TransportTimeout
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.messages import Frames, Group, decode_group, encode_group
 from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, reward_specs
+from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
 from slipstream.run_folder import RunFolder
+from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.metrics import RewardMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Parcel, Reply, Sender
 
@@ -36,6 +39,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             sender = await site.sender(to="buffer")
             receiver = await site.receiver()
             await site.join()
+            life.drains()
             scoring = RewardService(config, site.ledger, scorers, sender, metrics)
             async for delivery in arrivals(receiver, life):
                 life.watch("score", scoring.serve(delivery), endless=False)
@@ -53,6 +57,7 @@ class RewardService:
         self._scorers = scorers
         self._sender = sender
         self._metrics = metrics
+        self._pace = Pace(lines=5, seconds=10.0)
         self._strikes = Strikes(config.reward.unscored_window, config.reward.max_unscored_share)
 
     async def serve(self, delivery: Delivery) -> None:
@@ -76,15 +81,30 @@ class RewardService:
             await self._ledger.scored(group.ticket, group.attempt, group.token_count)
         except FencedError as error:
             return Reply(REFUSED, str(error))
+        except LedgerError as error:
+            log.warning("ticket %d cannot be told to the ledger: %s", group.ticket, error)
+            return Reply(RETRY, str(error))
         return await self._store(group, encode_group(group, arrays))
 
     async def _score(self, group: Group) -> None:
         started = time.monotonic()
-        texts = [sample.text for sample in group.samples if not sample.unscored]
+        waiting = [index for index, sample in enumerate(group.samples) if not sample.unscored]
+        texts = [group.samples[index].text for index in waiting]
         scored = await self._scorers.score_group(group.prompt, texts, group.columns) if texts else []
         apply_scores(group, scored)
+        self._tell(group, waiting, scored)
         group.score_seconds = time.monotonic() - started
         self._count(group)
+
+    def _tell(self, group: Group, indexes: Sequence[int], scored: Sequence[Scored]) -> None:
+        """Say why samples are unscored; a few lines in each stretch of time, the others are counted."""
+        for index, score in zip(indexes, scored, strict=True):
+            if not score.unscored or not self._pace.allows(time.monotonic()):
+                continue
+            what = f"ticket {group.ticket}" if group.kind == "train" else f"item {group.ticket} of {group.job}"
+            held_back = self._pace.held_back()
+            more = f"; {held_back} more were not shown" if held_back else ""
+            log.warning("%s sample %d is unscored (%s): %s%s", what, index, score.unscored, score.detail, more)
 
     def _count(self, group: Group) -> None:
         self._metrics.seconds.inc(group.score_seconds)
