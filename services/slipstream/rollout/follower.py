@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from slipstream.errors import WeightsError
+from slipstream.errors import TransportTimeout, UserError, WeightsError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.rollout.engines.base import Engine
@@ -15,6 +15,7 @@ from slipstream.weights.manifest import decode_manifest
 
 log = logging.getLogger("slipstream.rollout")
 POLL_SECONDS = 0.05
+RETRY_SECONDS = 1.0
 
 
 class WeightsFollower:
@@ -25,15 +26,17 @@ class WeightsFollower:
         self._subscriber = subscriber
         self._engine = engine
         self._staged: Mapped | None = None
+        self._closed = False
         self.swap_seconds = 0.0
 
     async def follow(self, life: Life) -> None:
         """Stage each newer version as it is announced; one that cannot be had is asked for again."""
         while not life.stopping:
             announced = await self._ledger.manifest()
+            usable = True
             if announced is not None and announced[0] > self._newest():
-                await self._stage(announced[1])
-            await life.pause(POLL_SECONDS)
+                usable = await self._stage(announced[1])
+            await life.pause(POLL_SECONDS if usable else RETRY_SECONDS)
 
     async def swap_if_newer(self) -> bool:
         """Swap the staged version in, if there is one; the number moves after the engine serves it."""
@@ -42,11 +45,12 @@ class WeightsFollower:
             return False
         started = time.monotonic()
         await self._engine.swap(staged)
-        self.swap_seconds += time.monotonic() - started
+        self.swap_seconds = time.monotonic() - started
         return True
 
     def close(self) -> None:
         """Let go of what is staged and not served."""
+        self._closed = True
         if self._staged is not None:
             self._staged.release()
             self._staged = None
@@ -56,13 +60,18 @@ class WeightsFollower:
         served = self._engine.version if self._engine.version is not None else -1
         return max(served, self._staged.version if self._staged is not None else -1)
 
-    async def _stage(self, manifest: bytes) -> None:
+    async def _stage(self, manifest: bytes) -> bool:
+        """Fetch and verify a version; False when it cannot be had now."""
         try:
             fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
-        except WeightsError as error:
-            # Most often the learner has published again meanwhile; the next look finds the newer one.
+        except (WeightsError, TransportTimeout, UserError) as error:
+            # Published again meanwhile, torn, out of reach, or no room for it here: the next look may find better.
             log.warning("weights not usable, still serving version %s: %s", self._engine.version, error)
-            return
+            return False
+        if self._closed:
+            fetched.release()
+            return False
         older, self._staged = self._staged, fetched
         if older is not None:
             older.release()
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from dataclasses import dataclass
 
@@ -16,15 +17,19 @@ from slipstream.rollout.engines.base import Engine, GroupRequest, Sampling
 from slipstream.rollout.episode import Episode, seeds_of
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.tokens import Tokenizer
-from slipstream.transport.base import OK, Parcel, Sender
+from slipstream.transport.base import RETRY, Parcel, Reply, Sender
 
 log = logging.getLogger("slipstream.rollout")
-_DELIVER_SECONDS = 30.0
+_OFFER_SECONDS = 30.0
+_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to sample, and the header that the group will travel with."""
+    """What to sample, and the header that the group will travel with.
+
+    `deadline_seconds` is the time to sample it, and again the time to have it stored.
+    """
 
     id: str
     header: Group
@@ -56,17 +61,15 @@ class Roller:
         """Reserve the order's sequences; `roll` gives them back once they are sampled."""
         self._engaged += len(order.seeds)
 
-    async def roll(self, order: Order) -> str:
-        """Sample, deliver, and return what became of the group: `stored` or why it was refused.
+    async def roll(self, order: Order) -> Reply:
+        """Sample and deliver a group; returns the answer: stored, or refused with the reason.
 
         Raises:
             TimeoutError: The engine did not finish within the order's deadline; it was told to abort.
+            TransportTimeout: Nobody stored the group within the deadline.
             MessageError: The engine gave something that is no valid group.
         """
-        try:
-            frames = await self._sample(order)
-        finally:
-            self._engaged -= len(order.seeds)
+        frames = await self._sample(order)
         with self._metrics.undelivered.track_inprogress():
             return await self._deliver(order, frames)
 
@@ -79,27 +82,35 @@ class Roller:
             async with asyncio.timeout(order.deadline_seconds):
                 async for chunk in self._engine.generate(request):
                     episode.add(chunk)
-        except BaseException:
-            await self._engine.abort(order.id)
-            raise
+        except TimeoutError:
+            raise TimeoutError(f"not sampled within {order.deadline_seconds:.0f} s") from None
+        finally:
+            await self._engine.abort(order.id)  # harmless when it has ended
         order.header.generate_seconds = time.monotonic() - started
         arrays = episode.finish(order.header, order.prompt.prompt_ids, self._tokenizer)
         self._metrics.tokens.inc(order.header.token_count)
         return encode_group(order.header, arrays)
 
-    async def _deliver(self, order: Order, frames: list[Frame]) -> str:
-        """Keep offering the group: until it is stored, only the ledger may take it away from us."""
-        while True:
+    async def _deliver(self, order: Order, frames: list[Frame]) -> Reply:
+        """Offer the group until it is stored or refused; after the deadline the ledger gives it to another."""
+        parcel = Parcel(order.id, "group", frames)
+        end = time.monotonic() + order.deadline_seconds
+        while (left := end - time.monotonic()) > 0:
             try:
-                reply = await self._sender.deliver(Parcel(order.id, "group", frames), _DELIVER_SECONDS)
+                reply = await self._sender.deliver(parcel, min(left, _OFFER_SECONDS))
             except TransportTimeout as error:
                 log.warning("group %s is still here: %s", order.id, error)
                 continue
-            return "stored" if reply.status == OK else reply.reason
+            if reply.status != RETRY:
+                return reply
+            await asyncio.sleep(min(left, _RETRY_SECONDS))
+        raise TransportTimeout(f"group {order.id} was not stored within {order.deadline_seconds:.0f} s")
 
 
-def ticket_order(ticket: Ticket, epoch: int, prompt: Prompt, config: Config, owner: str) -> Order:
-    """The order of a training ticket."""
+def ticket_order(
+    ticket: Ticket, epoch: int, prompt: Prompt, config: Config, owner: str, seconds: float
+) -> Order:
+    """The order of a training ticket, with the seconds that the ledger leaves it."""
     header = Group(
         run=config.run.name or "",
         ticket=ticket.number,
@@ -118,7 +129,7 @@ def ticket_order(ticket: Ticket, epoch: int, prompt: Prompt, config: Config, own
         prompt=prompt,
         seeds=seeds_of(config.run.seed, ticket.number, config.batch.group_size),
         temperature=config.sampling.temperature,
-        deadline_seconds=config.rollout.ticket_seconds,
+        deadline_seconds=seconds,
     )
 
 
@@ -138,7 +149,8 @@ def evaluation_order(claim: EvalClaim, item: int, prompt: Prompt, config: Config
         columns=prompt.columns,
     )
     return Order(
-        id=f"e{claim.job}.{claim.version}.{item}.{owner}",
+        # a job may be opened again under its name, and must not get an answer that is remembered from before
+        id=f"e{claim.job}.{item}.{os.urandom(6).hex()}",
         header=header,
         prompt=prompt,
         seeds=seeds_of(config.run.seed, item, 1),

@@ -9,16 +9,18 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from slipstream.config.schema import Config
-from slipstream.errors import FencedError, SlipstreamError
+from slipstream.errors import FencedError, SlipstreamError, TransportTimeout
 from slipstream.ledger.cursor import Cursor
-from slipstream.ledger.records import MemberExpired, Ticket
+from slipstream.ledger.records import LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life, Service
 from slipstream.rollout.roller import Order, evaluation_order, ticket_order
 from slipstream.rollout.setup import Parts, open_parts
 from slipstream.run_folder import RunFolder
+from slipstream.transport.base import OK
 
 log = logging.getLogger("slipstream.rollout")
 _IDLE_SECONDS = 0.02
+_LONGEST_IDLE_SECONDS = 0.05
 _GOODBYE_SECONDS = 1.5
 _RETRY_SECONDS = 2.0
 
@@ -45,22 +47,41 @@ class Rollout:
         self._evaluating: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until asked to stop; then give what is sampled a moment to be stored. The lease returns the rest."""
+        """Serve until asked to stop; then give what is sampled a moment to be stored, and the rest back."""
+        await self._parts.site.join(served=lambda: self._parts.engine.version, lost=self._lose_all)
+        self._life.drains()
+        idle = _IDLE_SECONDS
         while not self._life.stopping:
-            try:
-                started = await self._turn()
-            except MemberExpired:
-                started = 0  # the heartbeat joins again; what we held has gone to others
+            started = await self._turn_if_allowed()
+            self._parts.metrics.in_flight.set(len(self._groups))
+            idle = _IDLE_SECONDS if started else min(1.2 * idle, _LONGEST_IDLE_SECONDS)
             if not started:
-                await self._life.pause(_IDLE_SECONDS)
+                await self._life.pause(idle)
         if self._groups:
             await asyncio.wait(self._groups, timeout=_GOODBYE_SECONDS)
+        self._lose_all()
+
+    async def _turn_if_allowed(self) -> int:
+        try:
+            return await self._turn()
+        except MemberExpired:
+            return 0  # the heartbeat joins again
+        except LedgerFull as error:
+            log.warning("nothing new is started: %s", error)
+            await self._life.pause(_RETRY_SECONDS)
+            return 0
+
+    def _lose_all(self) -> None:
+        """Abort everything in flight: it is not ours any more, or will not be in a moment."""
+        for task in [*self._groups, *self._evaluating]:
+            task.cancel()
 
     async def _turn(self) -> int:
         """Evaluate, swap, admit; returns how many groups and items were started."""
         started = await self._evaluate() if self._serving() else 0
         if not self._evaluating and await self._parts.follower.swap_if_newer():
             self._parts.metrics.version.set(self._version())
+            self._parts.metrics.swap_seconds.inc(self._parts.follower.swap_seconds)
         return started + (await self._admit() if self._serving() else 0)
 
     async def _evaluate(self) -> int:
@@ -82,41 +103,46 @@ class Rollout:
         if not count:
             return 0
         tickets = await self._parts.ledger.admit(self._parts.name, count, self._version())
+        newest = max((ticket.deadline for ticket in tickets), default=0.0)
         for ticket in tickets:
-            epoch, index = self._cursor.locate(ticket.number)
-            order = ticket_order(
-                ticket, epoch, self._parts.prompts[index], self._parts.config, self._parts.name
-            )
-            self._parts.roller.engage(order)
-            self._start(self._groups, self._roll_ticket(ticket, order))
-        self._parts.metrics.in_flight.set(len(self._groups))
+            # one that is granted again, since its first grant got lost, has less time than a new one
+            seconds = self._parts.config.rollout.ticket_seconds - (newest - ticket.deadline)
+            self._start(self._groups, self._roll_ticket(ticket, seconds))
         return len(tickets)
 
-    async def _roll_ticket(self, ticket: Ticket, order: Order) -> None:
+    async def _roll_ticket(self, ticket: Ticket, seconds: float) -> None:
+        parts = self._parts
+        epoch, index = self._cursor.locate(ticket.number)
+        order = ticket_order(ticket, epoch, parts.prompts[index], parts.config, parts.name, seconds)
         try:
-            end = await self._parts.roller.roll(order)
-        except (TimeoutError, SlipstreamError) as error:
-            end = await self._fail(ticket, error)
-        self._parts.metrics.groups.labels(end).inc()
+            reply = await parts.roller.roll(order)
+            end = "stored" if reply.status == OK else await self._fail(ticket, "refused", reply.reason)
+        except TransportTimeout as error:
+            end = await self._fail(ticket, "undelivered", str(error))
+        except TimeoutError as error:
+            end = await self._fail(ticket, "deadline", str(error))
+        except SlipstreamError as error:
+            end = await self._fail(ticket, "engine", str(error))
+        parts.metrics.groups.labels(end).inc()
 
     async def _roll_item(self, order: Order) -> None:
         """Roll an item until it is reported: nobody else may while we hold it, and the job has a deadline."""
-        while not self._life.stopping:
+        for _ in range(self._parts.config.rollout.attempts):
             try:
-                await self._parts.roller.roll(order)
-                return
+                reply = await self._parts.roller.roll(order)
             except (TimeoutError, SlipstreamError) as error:
-                log.warning("evaluation item %s failed, trying again: %s", order.id, error)
+                log.warning("evaluation item %s failed: %s", order.id, error)
                 await self._life.pause(_RETRY_SECONDS)
-                self._parts.roller.engage(order)
+                continue
+            if reply.status != OK:
+                log.warning("evaluation item %s is not wanted: %s", order.id, reply.reason)
+            return
 
-    async def _fail(self, ticket: Ticket, error: Exception) -> str:
-        reason = "deadline" if isinstance(error, TimeoutError) else "engine"
-        log.warning("ticket %d attempt %d failed (%s): %s", ticket.number, ticket.attempt, reason, error)
+    async def _fail(self, ticket: Ticket, reason: str, detail: str) -> str:
+        """Give a ticket back with the reason; it is tried again unless it was given to another meanwhile."""
+        log.warning("ticket %d attempt %d failed (%s): %s", ticket.number, ticket.attempt, reason, detail)
         try:
-            await self._parts.ledger.fail(
-                ticket.number, ticket.attempt, reason, retry=True, detail=str(error)[:200]
-            )
+            await self._parts.ledger.fail(ticket.number, ticket.attempt, reason, retry=True, detail=detail)
         except FencedError:
             return "fenced"
         return reason

@@ -13,7 +13,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
-from slipstream.lifecycle.site import OPEN_SECONDS, open_site
+from slipstream.lifecycle.site import OPEN_SECONDS, Site, open_site
 from slipstream.models.resolve import resolve
 from slipstream.prompts.build import build_prompts, context_length
 from slipstream.prompts.sets import PromptSet
@@ -34,6 +34,7 @@ class Parts:
 
     config: Config
     name: str
+    site: Site
     ledger: Ledger
     engine: Engine
     follower: WeightsFollower
@@ -44,7 +45,7 @@ class Parts:
 
 
 async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStack) -> Parts:
-    """Load prompts and engine, join the run, and serve the first version.
+    """Load prompts and engine, and connect; the service itself joins the run.
 
     Raises:
         UserError: The prompts are not those of the run, or something named in the config cannot be had.
@@ -67,8 +68,7 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     life.watch("weights", follower.follow(life))
     sender = await site.sender(to="reward")
     roller = Roller(config, engine, sender, tokenizer, metrics)
-    await site.join(served=lambda: engine.version)
-    return Parts(config, name, site.ledger, engine, follower, roller, prompts, evaluations, metrics)
+    return Parts(config, name, site, site.ledger, engine, follower, roller, prompts, evaluations, metrics)
 
 
 def _context(config: Config, model: Path, sets: Iterable[PromptSet]) -> int:
