@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -14,10 +15,11 @@ from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.lifecycle.life import Life
 from slipstream.messages import EvaluationResult
-from slipstream.run_folder import append_line
+from slipstream.run_folder import append_line, read_lines
 
 log = logging.getLogger("slipstream.learner")
 POLL_SECONDS = 0.5
+_GRACE_SECONDS = 10.0
 _SAMPLES_KEPT = 3
 
 
@@ -30,15 +32,26 @@ class _Asked:
 class Evaluations:
     """Evaluations under way, by the ledger's job name `STEP:SET`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, line: Line) -> None:
         self._parts = parts
         self._open: dict[str, _Asked] = {}
+        recorded = {
+            record["set"] for record in read_lines(parts.folder.evaluations) if record["step"] == line.step
+        }
+        self._asked_steps = {line.step} if recorded >= set(parts.evaluations) else set()
 
     async def ask(self, line: Line) -> None:
-        """Ask for every evaluation set at this version or the first later one that a replica serves."""
+        """Ask for every evaluation set at this version or the first later one that a replica serves.
+
+        A step is asked for once; what an earlier learner asked for under the same name and left is closed.
+        """
+        if line.step in self._asked_steps:
+            return
+        self._asked_steps.add(line.step)
         seconds = self._parts.config.evaluation.timeout_seconds
         for name, prompts in self._parts.evaluations.items():
             job = f"{line.step}:{name}"
+            await self._parts.ledger.close_eval(job)
             await self._parts.ledger.open_eval(job, len(prompts), line.version, seconds)
             self._open[job] = _Asked(name, line.step)
 
@@ -48,13 +61,17 @@ class Evaluations:
             await self._collect_once()
             await life.pause(POLL_SECONDS)
 
-    async def finished(self, life: Life) -> None:
-        """Wait for those still under way; each has its deadline in the ledger."""
-        end = time.monotonic() + self._parts.config.evaluation.timeout_seconds
-        while self._open and not life.stopping:
+    async def finished(self) -> None:
+        """Wait for those still under way; each has its deadline in the ledger.
+
+        Raises:
+            RunHalted: The ledger does not end them.
+        """
+        end = time.monotonic() + self._parts.config.evaluation.timeout_seconds + _GRACE_SECONDS
+        while self._open:
             if time.monotonic() > end:
                 raise RunHalted(f"evaluation.timeout_seconds passed; unfinished: {', '.join(self._open)}")
-            await life.pause(POLL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _collect_once(self) -> None:
         for job, asked in list(self._open.items()):

@@ -27,6 +27,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
         async with AsyncExitStack() as stack:
             parts = await open_parts(config, folder, name, life, stack)
             line = await reopen(parts)
+            await parts.site.join(served=lambda: parts.publishing.version)
             await Learner(parts, line, life).run()
 
     return service
@@ -40,24 +41,35 @@ class Learner:
         self._line = line
         self._life = life
         self._intake = Intake(parts)
-        self._evaluations = Evaluations(parts)
+        self._evaluations = Evaluations(parts, line)
         self._saved = line.step
 
     async def run(self) -> None:
-        """Train until the configured steps are made or the data ends."""
+        """Train until the configured steps are made or the data ends; a stop may cut it off anywhere."""
+        if await self._closed():
+            return
         await self._parts.publishing.publish(self._line.version)
         self._life.watch("evaluations", self._evaluations.collect(self._life))
-        if self._parts.config.evaluation.at_start and self._line.step == 0:
+        if self._evaluation_is_due():
             await self._evaluations.ask(self._line)
         while not self._done():
             started = time.monotonic()
-            batch = await self._intake.take(self._line, self._life)
+            batch = await self._intake.take(self._line)
             if batch is None:
                 break
             await self._step(batch, started)
             await self._after_step()
-        if not self._life.stopping:
-            await self._finish()
+        await self._finish()
+
+    async def _closed(self) -> bool:
+        """Whether the run was finished before and has nothing left; a longer one is taken up again."""
+        status = (await self._parts.ledger.state()).status
+        if status == "finished" and self._done():
+            log.info("the run has finished before, with step %d; raise run.steps to go on", self._line.step)
+            return True
+        if status != "running" and not self._done():
+            await self._parts.ledger.resume()
+        return False
 
     async def _step(self, batch: Batch, started: float) -> None:
         """One transaction: trained, committed, and only then visible to the generators."""
@@ -74,11 +86,17 @@ class Learner:
         self._tell(step_record(line, before, batch, report, time.monotonic() - started))
 
     async def _after_step(self) -> None:
-        config = self._parts.config
-        if config.evaluation.every and self._line.step % config.evaluation.every == 0 and not self._done():
+        if self._evaluation_is_due() and not self._done():
             await self._evaluations.ask(self._line)
-        if self._line.step % config.learner.checkpoint.every == 0:
+        if self._line.step % self._parts.config.learner.checkpoint.every == 0:
             await self._save()
+
+    def _evaluation_is_due(self) -> bool:
+        """Whether the weights of this step are to be evaluated on the way; the final ones are another matter."""
+        config, step = self._parts.config.evaluation, self._line.step
+        if step == 0:
+            return config.at_start
+        return bool(config.every) and step % config.every == 0
 
     async def _finish(self) -> None:
         """Evaluate the final weights, save them, and close the run."""
@@ -86,9 +104,9 @@ class Learner:
         if self._parts.config.evaluation.at_end:
             await self._evaluations.ask(self._line)
         await self._save()
-        await self._evaluations.finished(self._life)
-        if not self._life.stopping:
-            await self._parts.ledger.finish("trained")
+        await self._evaluations.finished()
+        await self._parts.publishing.settled()
+        await self._parts.ledger.finish("trained")
 
     async def _save(self) -> None:
         """A checkpoint of weights, optimizer, line and ledger, all of this very step."""
@@ -117,4 +135,4 @@ class Learner:
 
     def _done(self) -> bool:
         steps = self._parts.config.run.steps
-        return self._life.stopping or (steps is not None and self._line.step >= steps)
+        return steps is not None and self._line.step >= steps

@@ -13,7 +13,7 @@ from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import RunTerms
 from slipstream.lifecycle.life import Life
-from slipstream.lifecycle.site import open_site
+from slipstream.lifecycle.site import Site, open_site
 from slipstream.models.resolve import resolve
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.sets import PromptSet
@@ -30,6 +30,7 @@ class Parts:
     config: Config
     folder: RunFolder
     learner: str
+    site: Site
     ledger: Ledger
     trainer: Trainer
     publishing: Publishing
@@ -53,11 +54,13 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     trainer = await asyncio.to_thread(Trainer, config, model)
     publishing = Publishing(config, trainer, site.ledger, site.incarnation)
     stack.callback(publishing.close)
+    life.watch("publish", publishing.run())
     sender = await site.sender(to="buffer")
     return Parts(
         config,
         folder,
         site.incarnation,
+        site,
         site.ledger,
         trainer,
         publishing,
