@@ -92,9 +92,10 @@ class RunFolder:
                 self.path / "attempts",
             ):
                 folder.mkdir(parents=True, exist_ok=True)
+            (self.path / ".lock").open("a").close()  # a folder that was there may refuse it
         except OSError as error:
             raise UserError(
-                f"run.root {self.path} cannot be written: {error}", "choose a writable folder"
+                f"run.root: {self.path} cannot be written ({error.strerror})", "choose a writable folder"
             ) from None
 
     @contextmanager

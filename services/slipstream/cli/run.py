@@ -77,15 +77,20 @@ def _supervise(config: Config, warnings: list[str]) -> int:
         for warning in warnings:
             log.warning("config: %s", warning)
         log.info("run %s in %s", folder.name, folder.path)
-        outcome = [EXIT_OK]
+        outcome, cause = EXIT_OK, ""
 
         async def supervise(life: Life) -> None:
-            outcome[0] = await Supervisor(config, folder).run(life)
+            nonlocal outcome, cause
+            supervisor = Supervisor(config, folder)
+            outcome = await supervisor.run(life)
+            cause = supervisor.cause
 
         # twice the children's own time: they drain first, then the supervisor itself ends
         fault = run_process(supervise, 2 * config.supervisor.drain_seconds)
         print_summary(folder, sys.stdout)
-    return fault or outcome[0]
+        if cause:
+            log.error("the run ended early: %s", cause)  # once more, so that it stands last
+    return fault or outcome
 
 
 def _service(role: str, name: str, config: Config, folder: RunFolder) -> Service:

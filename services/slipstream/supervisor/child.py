@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +34,9 @@ class Child:
         self, spec: ProcessSpec, process: asyncio.subprocess.Process, log_file: Path, echo: bool
     ) -> None:
         self.spec = spec
+        self.last_line = ""
         self._process = process
+        self._swept = False
         self._copier = asyncio.create_task(self._copy_lines(log_file, echo), name=f"log:{spec.name}")
 
     @classmethod
@@ -65,33 +67,46 @@ class Child:
     async def wait(self) -> int:
         """Wait for the end; what is left of its group is killed then, so nothing stays behind."""
         code = await self._process.wait()
-        self.signal(signal.SIGKILL)
+        if not self._swept:  # once, for the group's number may belong to somebody else later
+            self._swept = True
+            self._kill_group()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._copier, 1.0)
+            await asyncio.wait_for(asyncio.shield(self._copier), 1.0)
         return code
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and all it started; harmless when they are gone."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
 
     async def stop(self, drain_seconds: float) -> int:
         """SIGTERM to the process itself, then SIGKILL to its group after the drain time."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(self.wait())), drain_seconds)
-        self.signal(signal.SIGKILL)
+            async with asyncio.timeout(drain_seconds):
+                await self._process.wait()
+        if self._process.returncode is None:
+            self._kill_group()
         return await self.wait()
 
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     async def _copy_lines(self, log_file: Path, echo: bool) -> None:
+        """Keep reading whatever happens to the copies: a full pipe would stop the child."""
         assert self._process.stdout is not None
-        with log_file.open("ab", buffering=0) as file:
+        with contextlib.ExitStack() as stack:
+            writers: list[Callable[[bytes], object]] = [_stderr] if echo else []
+            with contextlib.suppress(OSError):
+                writers.append(stack.enter_context(log_file.open("ab", buffering=0)).write)
             while chunk := await _next_line(self._process.stdout):
-                file.write(chunk)
-                if echo:
-                    sys.stderr.buffer.write(chunk)
-                    sys.stderr.buffer.flush()
+                self.last_line = chunk.decode(errors="replace").strip() or self.last_line
+                for write in writers:
+                    with contextlib.suppress(OSError):  # no room on the disk, or nobody reads the terminal
+                        write(chunk)
+
+
+def _stderr(chunk: bytes) -> int:
+    written = sys.stderr.buffer.write(chunk)
+    sys.stderr.buffer.flush()
+    return written
 
 
 async def _next_line(stream: asyncio.StreamReader) -> bytes:

@@ -14,15 +14,16 @@ def fetch_spec(config: Config) -> ProcessSpec:
     return ProcessSpec("fetch", [*_slipstream(), "fetch", config.model.source], _environment(1))
 
 
-def role_specs(config: Config, config_file: Path, redis_url: str | None, log_format: str) -> list[ProcessSpec]:
+def role_specs(config: Config, config_file: Path, redis_url: str, log_format: str) -> list[ProcessSpec]:
     """Every role's processes. The learner comes first: it opens the run that the others wait for."""
     counts = {"learner": 1, "buffer": 1, "reward": config.reward.replicas, "rollout": config.rollout.replicas}
     threads = {"learner": config.learner.threads, "rollout": config.rollout.engine.threads}
     specs = []
     for role, count in counts.items():
-        env = _environment(threads.get(role, 1)) | {"SLIPSTREAM__TELEMETRY__LOG_FORMAT": log_format}
-        if redis_url is not None:
-            env["SLIPSTREAM__REDIS__URL"] = redis_url
+        env = _environment(threads.get(role, 1)) | {
+            "SLIPSTREAM__TELEMETRY__LOG_FORMAT": log_format,
+            "SLIPSTREAM__REDIS__URL": redis_url,
+        }
         for index in range(count):
             name = f"{role}-{index}" if count > 1 or role in ("rollout", "reward") else role
             argv = [*_slipstream(), "run", role, "--config", str(config_file), "--name", name]

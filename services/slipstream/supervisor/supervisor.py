@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
 
 from slipstream.config.schema import Config
-from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK, EXIT_USER
+from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK, EXIT_USER, LedgerError, UserError
+from slipstream.ledger.client import Ledger
 from slipstream.ledger.server import embedded_server
 from slipstream.lifecycle.life import Life
 from slipstream.run_folder import RunFolder
@@ -21,29 +24,40 @@ from slipstream.weights import segments
 
 log = logging.getLogger("slipstream.supervisor")
 _FINAL_CODES = (EXIT_USER, EXIT_HALTED)
+_LEDGER_SECONDS = 10.0
 
 
 class Supervisor:
-    """Runs one stack. `run` returns the run's exit code; everything started is gone by then."""
+    """Runs one stack. `run` returns the run's exit code; everything started is gone by then.
+
+    Attributes:
+        cause: Why the run ended early, in the words of the process that ended it; empty otherwise.
+    """
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self._config = config
         self._folder = folder
+        self.cause = ""
+        self._url = config.redis.url or ""
         self._children: dict[str, Child] = {}
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._watchers: list[asyncio.Task[None]] = []
 
     async def run(self, life: Life) -> int:
-        """Start, watch and end the stack."""
+        """Start, watch and end the stack.
+
+        Raises:
+            UserError: The server of redis.url cannot be used.
+            SlipstreamError: The embedded server does not start.
+        """
+        life.drains()
         socket = EmbeddedSocket() if self._config.redis.url is None else None
         try:
-            if code := await self._fetch_model(life):
+            code = await self._fetch_model(life)
+            if code is not None:
                 return code
-            if socket is not None:
-                await self._start_valkey(socket)
-            log_format = _log_format(self._config)
-            url = socket.url if socket else None
-            for spec in role_specs(self._config, self._folder.config, url, log_format):
+            await (self._start_valkey(socket) if socket else self._check_server())
+            for spec in role_specs(self._config, self._folder.config, self._url, _log_format(self._config)):
                 await self._start(spec)
             return await self._watch_until_over(life)
         finally:
@@ -52,24 +66,40 @@ class Supervisor:
                 socket.remove()
             segments.sweep(segments.SHM)
 
-    async def _fetch_model(self, life: Life) -> int:
-        """Bring the model into the cache, where every role then finds it; returns an exit code."""
-        child = await Child.start(fetch_spec(self._config), self._log_file("fetch"))
-        self._children["fetch"] = child
+    async def _fetch_model(self, life: Life) -> int | None:
+        """Bring the model into the cache, where every role then finds it; an exit code if it ends here."""
+        child = self._children["fetch"] = await Child.start(fetch_spec(self._config), self._log_file("fetch"))
         stop = asyncio.create_task(life.wait_for_stop())
         ended = asyncio.create_task(child.wait())
         await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if not ended.done():
-            return EXIT_FAULT
+            return EXIT_OK
         del self._children["fetch"]
-        return EXIT_OK if ended.result() == EXIT_OK else _exit_code(ended.result())
+        if ended.result() == EXIT_OK:
+            return None
+        self.cause = f"fetch: {_said(child)}"
+        return EXIT_USER if ended.result() == EXIT_USER else EXIT_FAULT
+
+    async def _check_server(self) -> None:
+        """Look at the given server once, so that a mistake shows before six processes tell of it."""
+        try:
+            await (await self._connect()).close()
+        except UserError:
+            raise
+        except LedgerError as error:
+            raise UserError(str(error), "start the server, or correct redis.url") from None
+
+    async def _connect(self) -> Ledger:
+        password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
+        return await Ledger.connect(self._url, self._folder.name, password=password, deadline=_LEDGER_SECONDS)
 
     async def _start_valkey(self, socket: EmbeddedSocket) -> None:
         server = embedded_server(self._folder.redis, socket=socket.path)
         await self._start(ProcessSpec("valkey", server.command, foreign=True), echo=False)
         await socket.ready()
         self._folder.announce(socket.url)
+        self._url = socket.url
 
     async def _start(self, spec: ProcessSpec, echo: bool = True) -> None:
         self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
@@ -79,21 +109,31 @@ class Supervisor:
         """Restart one process for as long as its budget lasts; its final end decides the run's outcome."""
         budget = RestartBudget(self._config.supervisor)
         while True:
-            code = await self._children[spec.name].wait()
-            if spec.name == "learner" and code == EXIT_OK:
+            child = self._children[spec.name]
+            code = await child.wait()
+            if spec.name == "learner" and code == EXIT_OK and await self._run_finished():
                 return self._decide(EXIT_OK)
-            if code in _FINAL_CODES:
-                return self._decide(code)
+            if code in _FINAL_CODES and not spec.foreign:
+                return self._decide(code, f"{spec.name}: {_said(child)}")
             pause = budget.next_pause(time.monotonic())
             if pause is None:
-                log.error("%s ended (%s) too often: stopping the run", spec.name, _how(code))
-                return self._decide(EXIT_FAULT)
+                return self._decide(EXIT_FAULT, f"{spec.name} ended ({_how(code)}) too often: {_said(child)}")
             log.warning("%s ended (%s): starting it again in %.1f s", spec.name, _how(code), pause)
             await asyncio.sleep(pause)
             self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
 
-    def _decide(self, code: int) -> None:
+    async def _run_finished(self) -> bool:
+        """Whether the learner ended because the run has: it also ends with 0 when somebody asked it to."""
+        try:
+            async with await self._connect() as ledger:
+                return (await ledger.state()).status == "finished"
+        except LedgerError as error:
+            log.warning("cannot tell whether the run has finished: %s", error)
+            return False
+
+    def _decide(self, code: int, cause: str = "") -> None:
         if not self._outcome.done():
+            self.cause = cause
             self._outcome.set_result(code)
 
     async def _watch_until_over(self, life: Life) -> int:
@@ -127,8 +167,13 @@ def _log_format(config: Config) -> str:
     return "human" if sys.stderr.isatty() else "json"
 
 
-def _exit_code(code: int) -> int:
-    return code if code in (*_FINAL_CODES, EXIT_FAULT) else EXIT_FAULT
+def _said(child: Child) -> str:
+    """The last line of a process, which tells why it ended; out of its JSON if it logs in that."""
+    try:
+        line = json.loads(child.last_line)
+    except ValueError:
+        return child.last_line or "without a word"
+    return str(line.get("message", child.last_line)) if isinstance(line, dict) else child.last_line
 
 
 def _how(code: int) -> str:
