@@ -1,0 +1,193 @@
+"""A ledger of a few dictionaries, made-up groups, and the buffer's parts over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from slipstream.buffer.batches import Batches
+from slipstream.buffer.intake import Intake
+from slipstream.buffer.store import Store
+from slipstream.config.load import build
+from slipstream.config.schema import Config
+from slipstream.errors import FencedError, LedgerError
+from slipstream.ledger.records import Folded, Refusal, Taken
+from slipstream.messages import Frame, Group, GroupArrays, Sample, Take, encode_group
+from slipstream.telemetry.metrics import BufferMetrics
+
+
+@dataclass
+class FakeLedger:
+    """The ledger's side of what a buffer does: a state and an attempt for each ticket."""
+
+    states_of: dict[int, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    steps: dict[int, list[int]] = field(default_factory=dict)
+    covered: list[tuple[int, int]] = field(default_factory=list)
+    ended: bool = False
+    over: int = 0
+    away: bool = False
+
+    def fly(self, *tickets: int, attempt: int = 0) -> None:
+        for ticket in tickets:
+            self.states_of[ticket], self.attempts[ticket] = "scored", attempt
+
+    def _held(self, ticket: int, attempt: int) -> None:
+        if self.away:
+            raise LedgerError("the ledger did not answer")
+        if self.attempts.get(ticket) != attempt or self.states_of[ticket] in ("dropped", "failed"):
+            raise FencedError(f"ticket {ticket} is at attempt {self.attempts.get(ticket)}, not {attempt}")
+
+    async def buffered(self, ticket: int, attempt: int, **facts: Any) -> None:
+        self._held(ticket, attempt)
+        if self.states_of[ticket] == "scored":
+            self.states_of[ticket] = "buffered"
+
+    async def drop(self, ticket: int, attempt: int, reason: str, tokens: int) -> None:
+        self._held(ticket, attempt)
+        self.states_of[ticket], self.reasons[ticket] = "dropped", reason
+
+    async def states(self, tickets: Sequence[int]) -> dict[int, str]:
+        return {ticket: self.states_of[ticket] for ticket in tickets if ticket in self.states_of}
+
+    async def taken(self, step: int) -> list[int]:
+        return self.steps.get(step, [])
+
+    async def take(self, step: int, tickets: Sequence[tuple[int, int]], learner: str) -> Taken:
+        found, refused = [], []
+        for ticket, attempt in tickets:
+            if self.states_of.get(ticket) == "buffered" and self.attempts[ticket] == attempt:
+                found.append((ticket, attempt))
+            else:
+                refused.append(Refusal(ticket, attempt, "gone"))
+        self.steps[step] = [ticket for ticket, _ in found]
+        self.states_of |= dict.fromkeys(self.steps[step], "taken")
+        return Taken(found, refused)
+
+    async def untake(self, step: int, learner: str) -> None:
+        self.states_of |= dict.fromkeys(self.steps.pop(step), "buffered")
+
+    async def counts(self) -> SimpleNamespace:
+        return SimpleNamespace(groups={"buffered": list(self.states_of.values()).count("buffered")})
+
+    async def end_of_data(self) -> bool:
+        return self.ended and "scored" not in self.states_of.values()
+
+    async def folded(self, since: int) -> Folded:
+        return Folded(since + 1, self.covered)
+
+    async def outstanding_over(self, version: int, exclude: Sequence[int]) -> int:
+        return self.over
+
+
+MakeGroup = Callable[..., tuple[Group, list[Frame]]]
+
+
+def group_of(
+    ticket: int, attempt: int = 0, rewards: Sequence[float | None] = (1.0, 0.0), version: int = 0
+) -> tuple[Group, list[Frame]]:
+    """A scored group of samples with two tokens each, and its frames."""
+    samples = [
+        Sample(
+            tokens=2,
+            finish="stop",
+            versions=[(version, 2)],
+            text="",
+            reward=reward,
+            unscored="" if reward is not None else "exception",
+        )
+        for reward in rewards
+    ]
+    group = Group(
+        run="r",
+        ticket=ticket,
+        attempt=attempt,
+        prompt_index=ticket,
+        owner="rollout-0",
+        admitted_version=version,
+        samples=samples,
+    )
+    count = 2 * len(samples)
+    arrays = GroupArrays(
+        prompt_ids=np.array([ticket], np.int32),
+        token_ids=np.arange(count, dtype=np.int32),
+        logprobs=np.full(count, -1.0, np.float32),
+    )
+    return group, encode_group(group, arrays)
+
+
+@pytest.fixture
+def make_group() -> MakeGroup:
+    return group_of
+
+
+@pytest.fixture
+def ledger() -> FakeLedger:
+    return FakeLedger()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "buffer" / "b.sqlite")
+
+
+@pytest.fixture
+def metrics() -> BufferMetrics:
+    return BufferMetrics()
+
+
+@pytest.fixture
+def make_config() -> Callable[..., Config]:
+    def make(**sections: dict[str, Any]) -> Config:
+        tree: dict[str, Any] = {
+            "run": {"name": "r", "steps": 10},
+            "data": {"kind": "arithmetic"},
+            "reward": {"functions": [{"use": "last_number"}]},
+            "batch": {"groups": 2, "group_size": 2},
+            "staleness": {"policy": "pace", "max_staleness": 1},
+        }
+        return build(tree | sections)[0]
+
+    return make
+
+
+@pytest.fixture
+def make_batches(
+    ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
+) -> Callable[..., Batches]:
+    def make(**sections: dict[str, Any]) -> Batches:
+        return Batches(make_config(**sections), ledger, store, metrics)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def make_intake(
+    ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
+) -> Callable[..., Intake]:
+    def make(shelved: list[int], **sections: dict[str, Any]) -> Intake:
+        return Intake(make_config(**sections), ledger, store, "b", shelved.append, metrics)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def take_frames() -> Callable[..., list[bytes]]:
+    def make(
+        step: int = 1, version: int = 0, groups: int = 2, whole: bool = False, learner: str = "l"
+    ) -> list[bytes]:
+        return [
+            msgspec.msgpack.encode(
+                Take(run="r", learner=learner, step=step, version=version, groups=groups, whole=whole)
+            )
+        ]
+
+    return make
