@@ -1,0 +1,89 @@
+"""The age of a token, the bound on it, and how many groups may be open."""
+
+from __future__ import annotations
+
+import itertools
+from typing import get_args
+
+import pytest
+
+from slipstream.errors import StalenessError
+from slipstream.staleness import (
+    Policy,
+    admission_cap,
+    age,
+    evicts_over_bound,
+    holds_learner,
+    masks_over_bound,
+    within_bound,
+)
+
+
+@pytest.mark.parametrize(
+    ("bound", "kept"), [(0, {3}), (1, {3, 2}), (2, {3, 2, 1}), (3, {3, 2, 1, 0}), (9, {3, 2, 1, 0})]
+)
+def test_a_bound_keeps_that_many_versions_back(bound: int, kept: set[int]) -> None:
+    """Case 64: learner at 3."""
+    assert {version for version in range(4) if within_bound(3, version, bound)} == kept
+
+
+def test_the_oldest_token_counts() -> None:
+    """Case 64: a sample that began at 2 and ended at 3 has age 1."""
+    assert age(3, min(2, 3)) == 1
+    assert not within_bound(3, min(2, 3), 0)
+
+
+@pytest.mark.parametrize("version", [4, 100])
+def test_a_version_from_the_future_is_an_error(version: int) -> None:
+    """Case 64."""
+    with pytest.raises(StalenessError, match=f"version {version}, but the learner is at 3"):
+        age(3, version)
+    with pytest.raises(StalenessError):
+        within_bound(3, version, 100)
+
+
+@pytest.mark.parametrize(
+    ("eta", "groups", "oversampling", "cap"),
+    [
+        (0, 8, 1.0, 8),  # synchronous
+        (2, 8, 1.0, 24),
+        (4, 32, 1.0, 160),
+        (2, 8, 1.5, 36),
+        (2, 7, 1.1, 24),  # 23.1, rounded up
+        (2, 10, 1.1, 33),  # not 34: binary fractions make it 33.000000000000004
+        (0, 100, 1.13, 113),
+        (0, 1, 1.0, 1),
+    ],
+)
+def test_the_cap_on_open_groups(eta: int, groups: int, oversampling: float, cap: int) -> None:
+    """Case 66: it depends on no version, so a restart cannot change it."""
+    assert admission_cap(eta, groups, oversampling) == cap
+
+
+def test_the_cap_is_exact_for_whole_percentages() -> None:
+    for eta, groups, percent in itertools.product(range(6), range(1, 70), range(100, 301, 7)):
+        exact = -(-(eta + 1) * groups * percent // 100)
+        assert admission_cap(eta, groups, percent / 100) == exact
+
+
+@pytest.mark.parametrize(
+    ("policy", "evicts", "masks", "holds"),
+    [
+        ("pace", False, False, False),
+        ("drop", True, False, False),
+        ("wait", False, False, True),
+        ("token", False, True, False),
+    ],
+)
+def test_each_policy_does_one_thing_at_the_bound(
+    policy: Policy, evicts: bool, masks: bool, holds: bool
+) -> None:
+    assert (evicts_over_bound(policy), masks_over_bound(policy), holds_learner(policy)) == (
+        evicts,
+        masks,
+        holds,
+    )
+
+
+def test_every_policy_is_tested() -> None:
+    assert set(get_args(Policy)) == {"pace", "drop", "wait", "token"}
