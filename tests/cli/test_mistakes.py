@@ -120,10 +120,11 @@ def test_an_audit_of_a_run_that_never_started(
 
 
 def test_an_audit_of_a_server_that_is_not_there(
-    run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    run: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["audit", str(run(redis={"url": "unix:///nowhere.sock"}))]) in (EXIT_USER, EXIT_FAULT)
-    assert "/nowhere.sock" in complaint(capsys)
+    monkeypatch.setattr(cli.inspect, "PATIENCE_SECONDS", 0.3)
+    assert main(["audit", str(run(redis={"url": "unix:///nowhere.sock"}))]) == EXIT_FAULT
+    assert "redis.url: no server answers at unix:///nowhere.sock within 0.3 s" in complaint(capsys)
 
 
 def test_a_summary_of_a_run_without_steps_says_so(

@@ -17,6 +17,8 @@ from slipstream.run_folder import RunFolder
 if TYPE_CHECKING:
     from slipstream.ledger.counts import Audit
 
+PATIENCE_SECONDS = 10.0  # a person waits for the answer; a run's own processes are more patient
+
 
 def audit(options: argparse.Namespace) -> int:
     """Scan the ledger of a run, live or ended; exit 1 when its equation does not hold."""
@@ -46,8 +48,8 @@ async def _audit(folder: RunFolder, url: str | None) -> Audit:
         if url is None:
             url = await stack.enter_async_context(lone_server(folder))
         password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
-        ledger = await stack.enter_async_context(await Ledger.connect(url, folder.name, password=password))
-        return await ledger.audit()
+        connected = await Ledger.connect(url, folder.name, password=password, deadline=PATIENCE_SECONDS)
+        return await (await stack.enter_async_context(connected)).audit()
 
 
 def _find(run: str) -> tuple[RunFolder, str | None]:
