@@ -76,6 +76,9 @@ class Life:
         task = asyncio.create_task(_with_fault(name, work), name=name)
         self._tasks[task] = name
         task.add_done_callback(lambda done: self._ended(done, endless))
+        task.add_done_callback(
+            lambda _: work.close()
+        )  # a task that was cancelled before it began has not begun it
         return task
 
     async def end_tasks(self) -> None:

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slipstream.config.load import build
+from slipstream.messages import EvaluationResult, Group, Sample
+from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, reward_specs
+from slipstream.rewards.base import Scored
+
+
+def group_of(*unscored: str, finish: str = "stop") -> Group:
+    samples = [
+        Sample(tokens=0, finish=finish, versions=[], text=f"text {index}", unscored=reason)
+        for index, reason in enumerate(unscored)
+    ]
+    return Group(run="r", ticket=1, attempt=0, prompt_index=0, owner="o", admitted_version=0, samples=samples)
+
+
+def test_scores_go_to_the_samples_that_were_scored_and_to_no_other():
+    """Cases 5 and 6: what failed before keeps its reason, what fails now gets one, and neither is a 0."""
+    group = group_of("", "aborted", "")
+    apply_scores(group, [Scored(0.0, {"a": 0.0}), Scored(None, {"a": None}, "exception", "KeyError")])
+    assert [(sample.reward, sample.unscored) for sample in group.samples] == [
+        (0.0, ""),
+        (None, "aborted"),
+        (None, "exception"),
+    ]
+    assert group.scored_rewards == [0.0]
+
+
+def test_a_count_of_scores_that_does_not_fit_is_never_padded():
+    with pytest.raises(ValueError, match="zip"):
+        apply_scores(group_of("", ""), [Scored(1.0, {})])
+
+
+def test_an_evaluation_result_says_what_was_unscored_and_what_was_cut_off():
+    group = group_of("", finish="length")
+    group.samples[0].reward = 0.5
+    result = msgspec.msgpack.decode(evaluation_result(group), type=EvaluationResult)
+    assert (result.reward, result.truncated, result.text) == (0.5, True, "text 0")
+    assert msgspec.msgpack.decode(evaluation_result(group_of("aborted")), type=EvaluationResult).reward is None
+
+
+def strikes_after(reasons: list[str], window: int = 4, share: float = 0.5) -> list[str]:
+    strikes = Strikes(window, share)
+    return [strikes.note(reason) for reason in reasons]
+
+
+def test_scoring_that_breaks_stops_the_run_with_the_main_reason():
+    """Case 24: more than the allowed share of a window is unscored."""
+    causes = strikes_after(["exception", "", "exception", "timeout"])
+    assert causes[:3] == ["", "", ""]
+    assert causes[3].startswith("75% of the last 4 samples are unscored")
+    assert "reward.max_unscored_share 50%" in causes[3]
+    assert "exception (2)" in causes[3]
+
+
+@pytest.mark.parametrize(
+    "reasons",
+    [
+        ["exception", "exception", "exception"],  # the window is not full
+        ["exception", "", "exception", ""],  # just the allowed share
+        ["exception", "exception", "", "", ""],
+    ],
+)
+def test_scoring_that_mostly_works_goes_on(reasons):
+    assert not any(strikes_after(reasons))
+
+
+def test_old_strikes_leave_the_window():
+    assert not any(strikes_after(["exception", "exception", "", "", "exception", ""]))
+
+
+def test_the_config_names_the_rewards():
+    tree = {
+        "run": {"steps": 1},
+        "data": {"kind": "arithmetic"},
+        "reward": {"functions": [{"use": "last_number", "weight": 2.0, "timeout_seconds": 3.0}]},
+    }
+    (spec,) = reward_specs(build(tree)[0])
+    assert (spec.use, spec.weight, spec.timeout_seconds) == ("last_number", 2.0, 3.0)

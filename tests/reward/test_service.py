@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+
+from slipstream.config.load import build
+from slipstream.errors import FencedError, LedgerError, RunHalted
+from slipstream.messages import Group, GroupArrays, Sample, decode_group, encode_group
+from slipstream.reward.service import RewardService
+from slipstream.rewards.base import Scored
+from slipstream.telemetry.metrics import RewardMetrics
+from slipstream.transport.base import OK, REFUSED, RETRY, Parcel, Peer, ReceiverOptions, Reply, SenderOptions
+from slipstream.transport.memory import Hub
+
+
+class FakeLedger:
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.calls: list[tuple] = []
+
+    async def scored(self, ticket, attempt, tokens):
+        self.calls.append(("scored", ticket, attempt, tokens))
+        if self.error:
+            raise self.error
+
+    async def report_eval(self, job, item, version, result):
+        self.calls.append(("eval", job, item, version))
+        if self.error:
+            raise self.error
+
+
+class FakeScorers:
+    """Scores by text: a number is its reward, anything else cannot be scored."""
+
+    async def score_group(self, prompt, texts, columns):
+        return [
+            Scored(float(text), {"f": float(text)})
+            if text.isdigit()
+            else Scored(None, {"f": None}, "exception", f"f: KeyError: {text!r}")
+            for text in texts
+        ]
+
+
+class Bench:
+    """A reward service between a sender and a buffer that answers as told."""
+
+    def __init__(self, window: int) -> None:
+        tree = {
+            "run": {"steps": 1},
+            "data": {"kind": "arithmetic"},
+            "reward": {"functions": [{"use": "last_number"}], "unscored_window": window},
+        }
+        self.config = build(tree)[0]
+        self.ledger, self.metrics, self.stored = FakeLedger(), RewardMetrics(), []
+        self.answer = Reply(OK)
+
+    def start(self, sender) -> RewardService:
+        return RewardService(self.config, self.ledger, FakeScorers(), sender, self.metrics)
+
+    async def score(self, frames) -> Reply:
+        hub = Hub()
+        async with (
+            hub.make_receiver(ReceiverOptions()) as inward,
+            hub.make_receiver(ReceiverOptions()) as buffer,
+            hub.make_sender(SenderOptions()) as rollout,
+            hub.make_sender(SenderOptions()) as outward,
+        ):
+            rollout.set_peers({"reward": Peer(inward.endpoint)})
+            outward.set_peers({"buffer": Peer(buffer.endpoint)})
+            store = asyncio.create_task(self._store(buffer))
+            given = asyncio.create_task(rollout.deliver(Parcel("t1.0", "group", frames), 5))
+            try:
+                await self.start(outward).serve(await inward.receive())
+                return await given
+            finally:
+                for task in (store, given):
+                    task.cancel()
+                await asyncio.gather(store, given, return_exceptions=True)
+
+    async def _store(self, buffer) -> None:
+        async for delivery in buffer:
+            self.stored.append(decode_group(delivery.parcel.frames)[0])
+            await delivery.reply(self.answer)
+
+
+@pytest.fixture
+def bench():
+    return Bench(window=8)
+
+
+def frames_of(*texts: str, kind: str = "train", unscored: str = ""):
+    samples = [Sample(tokens=1, finish="stop", versions=[(3, 1)], text=text) for text in texts]
+    if unscored:
+        samples.append(Sample(tokens=0, finish="abort", versions=[], text="", unscored=unscored))
+    group = Group(
+        run="r",
+        ticket=1,
+        attempt=0,
+        prompt_index=1,
+        owner="o",
+        admitted_version=3,
+        samples=samples,
+        kind=kind,
+        job="0:holdout" if kind == "eval" else "",
+    )
+    count = len(texts)
+    arrays = GroupArrays(
+        prompt_ids=np.array([1], np.int32),
+        token_ids=np.zeros(count, np.int32),
+        logprobs=np.zeros(count, np.float32),
+    )
+    return encode_group(group, arrays)
+
+
+async def test_a_group_is_scored_told_to_the_ledger_and_stored(bench):
+    reply = await bench.score(frames_of("1", "0", unscored="aborted"))
+    assert reply.status == OK
+    assert bench.ledger.calls == [("scored", 1, 0, 2)]
+    assert [sample.reward for sample in bench.stored[0].samples] == [1.0, 0.0, None]
+    assert bench.metrics.samples._value.get() == 2
+    assert bench.metrics.unscored.labels("aborted")._value.get() == 1
+
+
+async def test_a_scorer_that_throws_is_unscored_counted_and_logged_with_its_sample(bench, caplog):
+    """Case 24: training goes on."""
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        assert (await bench.score(frames_of("1", "oops"))).status == OK
+    assert [sample.unscored for sample in bench.stored[0].samples] == ["", "exception"]
+    assert "ticket 1 sample 1 is unscored (exception): f: KeyError: 'oops'" in caplog.text
+
+
+async def test_scoring_that_breaks_halts_the_run():
+    """Case 24."""
+    with pytest.raises(RunHalted, match="exception"):
+        await Bench(window=2).score(frames_of("bad", "worse"))
+
+
+async def test_a_fenced_group_is_refused_and_not_stored(bench):
+    bench.ledger.error = FencedError("attempt 1 has taken over")
+    reply = await bench.score(frames_of("1"))
+    assert (reply.status, reply.reason) == (REFUSED, "attempt 1 has taken over")
+    assert bench.stored == []
+
+
+async def test_a_ledger_that_does_not_know_the_ticket_does_not_end_the_process(bench):
+    bench.ledger.error = LedgerError("ticket 1 was never issued")
+    assert (await bench.score(frames_of("1"))).status == RETRY
+
+
+async def test_what_the_buffer_says_goes_back_to_the_sender(bench):
+    bench.answer = Reply(REFUSED, "fenced")
+    assert await bench.score(frames_of("1")) == Reply(REFUSED, "fenced", [])
+
+
+async def test_an_evaluation_item_is_reported_with_the_version_that_made_it(bench):
+    assert (await bench.score(frames_of("1", kind="eval"))).status == OK
+    assert bench.ledger.calls == [("eval", "0:holdout", 1, 3)]
+    assert bench.stored == []
+
+
+async def test_a_malformed_message_is_refused_and_counted(bench):
+    reply = await bench.score([b"junk", b"", b"", b""])
+    assert reply.status == REFUSED
+    assert bench.metrics.refused._value.get() == 1
