@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from slipstream.config.explain import setting_paths
 from slipstream.config.load import load_config
 from slipstream.config.reference import markdown
 from slipstream.config.schema import Config
@@ -87,3 +89,17 @@ def test_the_reference_page_has_every_setting() -> None:
         assert f"| `{setting}` |" in page
     assert "NoneType" not in page
     assert "pydantic" not in page
+
+
+def test_settings_named_in_the_docs_exist() -> None:
+    """A page that names a setting we don't have sends people astray."""
+    known = set(setting_paths(Config))
+    sections = "|".join(Config.model_fields)
+    named = {
+        (page.name, path)
+        for page in (REPOSITORY / "docs").glob("*.md")
+        if page.name != "config.md"
+        for path in re.findall(rf"`((?:{sections})(?:\.[a-z0-9_]+)+)(?:[=:][^`]*)?`", page.read_text())
+    }
+    assert len(named) > 5
+    assert {(page, path) for page, path in named if path not in known} == set()
