@@ -157,3 +157,20 @@ async def test_close_aborts_what_is_open_and_may_be_repeated(bench: Any, within:
     await bench.engine.close()
     with pytest.raises(SlipstreamError):
         await bench.collect(bench.request())
+
+
+async def test_drain_finishes_what_is_in_flight_and_takes_nothing_new(bench: Any) -> None:
+    reading = asyncio.create_task(bench.collect(bench.request(seeds=(1, 2, 3), tokens=8)))
+    await asyncio.sleep(0)  # the request is with the engine now
+    await bench.engine.drain(30.0)
+    assert all(sample.finish in ("length", "stop") for sample in await reading)
+    with pytest.raises(SlipstreamError, match="draining"):
+        await bench.collect(bench.request())
+
+
+async def test_drain_without_time_aborts_what_is_in_flight(bench: Any) -> None:
+    reading = asyncio.create_task(bench.collect(bench.request(seeds=tuple(range(12)), tokens=40)))
+    await asyncio.sleep(0)
+    await bench.engine.drain(0.0)
+    finishes = {sample.finish for sample in await reading}
+    assert "abort" in finishes

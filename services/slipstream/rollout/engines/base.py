@@ -110,6 +110,10 @@ class Engine(Protocol):
         """End a request; its stream yields a last chunk with finish "abort" for each unfinished sample."""
         ...
 
+    async def drain(self, seconds: float) -> None:
+        """Let what is in flight finish for at most `seconds`, then abort the rest. New requests are refused."""
+        ...
+
     async def close(self) -> None:
         """Abort everything, stop the worker and free memory; harmless when repeated."""
         ...

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from slipstream.errors import SlipstreamError
 from slipstream.messages import Finish
 from slipstream.rollout.engines.base import Chunk, GroupRequest, ServedWeights
-from slipstream.rollout.engines.stream import Draft, GroupStream
+from slipstream.rollout.engines.stream import Draft, GroupStream, finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class SimulatedEngine:
         self._rows: list[_Row] = []
         self._swap: _Swap | None = None
         self._swapping = asyncio.Lock()
+        self._draining = False
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
@@ -81,6 +82,8 @@ class SimulatedEngine:
     async def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
         """Stream the group's tokens; see the contract."""
         self._check_running()
+        if self._draining:
+            raise SlipstreamError("engine: draining, nothing new is taken")
         if self.version is None:
             raise SlipstreamError("engine: no weights are served yet")
         if request.request_id in self._streams:
@@ -115,6 +118,13 @@ class SimulatedEngine:
         for row in self._rows_of(stream):
             self._finish(row, "abort")
         self._forget(stream)
+
+    async def drain(self, seconds: float) -> None:
+        """Finish what is in flight within `seconds`, abort the rest; see the contract."""
+        self._draining = True
+        await finished(self._streams, seconds)
+        for request_id in list(self._streams):
+            await self.abort(request_id)
 
     async def close(self) -> None:
         """Abort everything and stop."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from slipstream.messages import Finish
 from slipstream.rollout.engines.base import Chunk, GroupRequest
+
+_LOOK_SECONDS = 0.01
 
 
 class GroupStream:
@@ -42,6 +44,14 @@ class GroupStream:
                 raise item
             unfinished -= item.finish is not None
             yield item
+
+
+async def finished(streams: Mapping[str, GroupStream], seconds: float) -> None:
+    """Wait until no stream has an open sample, for at most `seconds`."""
+    clock = asyncio.get_running_loop()
+    end = clock.time() + seconds
+    while any(stream.open_samples for stream in streams.values()) and clock.time() < end:
+        await asyncio.sleep(_LOOK_SECONDS)
 
 
 class Draft:

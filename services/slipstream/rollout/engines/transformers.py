@@ -26,7 +26,7 @@ from slipstream.rollout.engines.generic_decoder import GenericDecoder
 from slipstream.rollout.engines.llama_decoder import LlamaDecoder
 from slipstream.rollout.engines.llama_weights import read_shape
 from slipstream.rollout.engines.rows import Decoder, Row
-from slipstream.rollout.engines.stream import Draft, GroupStream
+from slipstream.rollout.engines.stream import Draft, GroupStream, finished
 from slipstream.rollout.engines.worker import Abort, Submit, Swap, Worker
 
 SWAP_SECONDS = 120.0
@@ -61,6 +61,7 @@ class TransformersEngine:
         self.version: int | None = None
         self._streams: dict[str, GroupStream] = {}
         self._swapping = asyncio.Lock()
+        self._draining = False
         self._served: ServedWeights | None = None
         self._pending: tuple[ServedWeights, asyncio.Future[None]] | None = None
         self._worker: Worker | None = None
@@ -117,6 +118,13 @@ class TransformersEngine:
         stream.aborted = True
         self._worker.send(Abort(stream))
 
+    async def drain(self, seconds: float) -> None:
+        """Finish what is in flight within `seconds`, abort the rest; see the contract."""
+        self._draining = True
+        await finished(self._streams, seconds)
+        for name in list(self._streams):
+            await self.abort(name)
+
     async def close(self) -> None:
         """Abort everything, stop the thread and release the weights."""
         worker, self._worker = self._worker, None
@@ -149,6 +157,8 @@ class TransformersEngine:
     def _check(self, request: GroupRequest) -> None:
         """Refuse what would fail or hurt others on the thread."""
         name, length, vocab = request.request_id, len(request.prompt_ids), self._model_config.vocab_size
+        if self._draining:
+            raise SlipstreamError("engine: draining, nothing new is taken")
         if self.version is None:
             raise SlipstreamError("engine: no weights are served yet")
         if name in self._streams:
