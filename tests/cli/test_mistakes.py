@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         (["validate", "."], "config . cannot be read: Is a directory"),
         (["up", "nowhere"], "not found"),
         (["up", "tiny-sorter", "run.name=a/b"], "run.name 'a/b' cannot name a folder"),
+        (["up", "tiny-sorter", "network.port=5555"], "network.port 5555 is for a role that starts alone"),
+        (["up", "tiny-sorter", "network.metrics_port=9100"], "network.metrics_port 9100 is for a role"),
         (["up", "qwen-gsm8k-1gpu"], "rollout.engine.kind 'vllm' is not part of this release"),
         (["resume", "nowhere"], "nowhere holds no run; give the folder of a run"),
         (["audit", "nowhere"], "nowhere holds no run; give the folder of a run"),
@@ -65,6 +68,9 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         (["summary", "."], ". holds no run"),
         (["run", "learner", "--config", "tiny-sorter"], "run.name is not set"),
         (["run", "learner", "--config", "nowhere"], "config 'nowhere' not found"),
+        (["run", "learner", "--config", "tiny-sorter", "run.name=a/b"], "run.name 'a/b'"),
+        (["run", "learner", "run.name=a/b", "--config", "tiny-sorter"], "run.name 'a/b'"),
+        (["run", "--config", "tiny-sorter", "learner", "--name", "l", "run.name=a/b"], "run.name 'a/b'"),
         (["fetch", "nowhere"], "model 'nowhere': no such folder and no known name"),
         (["fetch", "smollm2-135m"], "did you mean 'smollm2-135m-instruct'?"),
         (["fetch", "."], "model folder"),
@@ -184,3 +190,27 @@ def test_a_wrong_command_shows_the_usage(arguments: list[str], capsys: pytest.Ca
         main(arguments)
     assert ended.value.code == EXIT_USER
     assert capsys.readouterr().err.startswith("usage: slipstream")
+
+
+@pytest.mark.process
+def test_a_port_in_use_is_one_line(slipstream: Any, tmp_path: Path) -> None:
+    """Case 96: the port and its setting, exit code 2; said before anything else is tried."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        overrides = ["run.name=x", f"run.root={tmp_path}", f"network.metrics_port={port}"]
+        done = slipstream("run", "buffer", "--config", "tiny-sorter", *overrides)
+    assert done.returncode == EXIT_USER
+    assert "network.metrics_port" in done.stderr
+    assert str(port) in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("role", ["rollout", "reward", "buffer", "learner"])
+def test_a_role_without_a_usable_server_says_so(role: str, slipstream: Any, tmp_path: Path) -> None:
+    overrides = ["run.name=x", f"run.root={tmp_path}", "redis.url=ftp://host"]
+    done = slipstream("run", role, "--config", "tiny-sorter", *overrides)
+    assert done.returncode == EXIT_USER
+    assert "redis.url: scheme 'ftp' is unknown" in done.stderr
+    assert "Traceback" not in done.stderr

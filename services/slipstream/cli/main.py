@@ -30,7 +30,7 @@ _EXITS = "Exit codes: 0 done, 1 a fault, 2 a mistake in what was given, 3 the ru
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         code = int(options.command(options))
         sys.stdout.flush()
@@ -47,6 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAULT
     except OSError as error:
         return _say(error, EXIT_FAULT)  # a full disk, a folder without permission: the system's own words
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Options and overrides; argparse alone takes none behind an option, as in `run ROLE --config C a.b=1`."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "overrides") or any(part.startswith("-") for part in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
 
 
 def _say(error: Exception, code: int) -> int:

@@ -67,8 +67,7 @@ def _supervise(config: Config, warnings: list[str]) -> int:
     from slipstream.supervisor.summary import print_summary
     from slipstream.supervisor.supervisor import Supervisor
 
-    for missing in missing_parts(config):
-        raise UserError(missing)
+    _refuse_what_up_cannot_do(config)
     folder = RunFolder.of(config)
     folder.create()
     set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
@@ -91,6 +90,17 @@ def _supervise(config: Config, warnings: list[str]) -> int:
         if cause:
             log.error("the run ended early: %s", cause)  # once more, so that it stands last
     return fault or outcome
+
+
+def _refuse_what_up_cannot_do(config: Config) -> None:
+    for missing in missing_parts(config):
+        raise UserError(missing)
+    for setting in ("port", "metrics_port"):
+        if port := getattr(config.network, setting):
+            raise UserError(
+                f"network.{setting} {port} is for a role that starts alone; `up` starts several on one host",
+                "leave it at 0, and each takes a free port",
+            )
 
 
 def _service(role: str, name: str, config: Config, folder: RunFolder) -> Service:
