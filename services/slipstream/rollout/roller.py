@@ -50,16 +50,20 @@ class Roller:
         self._sender = sender
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._engaged = 0
+        self._engaged: dict[str, int] = {}
 
     @property
     def free_slots(self) -> int:
         """Sequences that may still be ordered; what is ordered counts at once, not when the engine sees it."""
-        return self._config.rollout.engine.max_sequences - self._engaged
+        return self._config.rollout.engine.max_sequences - sum(self._engaged.values())
 
     def engage(self, order: Order) -> None:
-        """Reserve the order's sequences; `roll` gives them back once they are sampled."""
-        self._engaged += len(order.seeds)
+        """Reserve the order's sequences until they are sampled, or `release` gives them back."""
+        self._engaged[order.id] = len(order.seeds)
+
+    def release(self, order: Order) -> None:
+        """Give back what was reserved; harmless when it has been."""
+        self._engaged.pop(order.id, None)
 
     async def roll(self, order: Order) -> Reply:
         """Sample and deliver a group; returns the answer: stored, or refused with the reason.
@@ -69,7 +73,10 @@ class Roller:
             TransportTimeout: Nobody stored the group within the deadline.
             MessageError: The engine gave something that is no valid group.
         """
-        frames = await self._sample(order)
+        try:
+            frames = await self._sample(order)
+        finally:
+            self.release(order)
         with self._metrics.undelivered.track_inprogress():
             return await self._deliver(order, frames)
 

@@ -93,8 +93,7 @@ class Rollout:
         prompts = self._parts.evaluations[claim.job.partition(":")[2]]
         for item in claim.items:
             order = evaluation_order(claim, item, prompts[item], self._parts.config, self._parts.name)
-            self._parts.roller.engage(order)
-            self._start(self._evaluating, self._roll_item(order))
+            self._start(self._evaluating, order, self._roll_item(order))
         return len(claim.items)
 
     async def _admit(self) -> int:
@@ -107,15 +106,18 @@ class Rollout:
         for ticket in tickets:
             # one that is granted again, since its first grant got lost, has less time than a new one
             seconds = self._parts.config.rollout.ticket_seconds - (newest - ticket.deadline)
-            self._start(self._groups, self._roll_ticket(ticket, seconds))
+            order = self._order(ticket, seconds)
+            self._start(self._groups, order, self._roll_ticket(ticket, order))
         return len(tickets)
 
-    async def _roll_ticket(self, ticket: Ticket, seconds: float) -> None:
+    def _order(self, ticket: Ticket, seconds: float) -> Order:
         parts = self._parts
         epoch, index = self._cursor.locate(ticket.number)
-        order = ticket_order(ticket, epoch, parts.prompts[index], parts.config, parts.name, seconds)
+        return ticket_order(ticket, epoch, parts.prompts[index], parts.config, parts.name, seconds)
+
+    async def _roll_ticket(self, ticket: Ticket, order: Order) -> None:
         try:
-            reply = await parts.roller.roll(order)
+            reply = await self._parts.roller.roll(order)
             end = "stored" if reply.status == OK else await self._fail(ticket, "refused", reply.reason)
         except TransportTimeout as error:
             end = await self._fail(ticket, "undelivered", str(error))
@@ -123,11 +125,12 @@ class Rollout:
             end = await self._fail(ticket, "deadline", str(error))
         except SlipstreamError as error:
             end = await self._fail(ticket, "engine", str(error))
-        parts.metrics.groups.labels(end).inc()
+        self._parts.metrics.groups.labels(end).inc()
 
     async def _roll_item(self, order: Order) -> None:
         """Roll an item until it is reported: nobody else may while we hold it, and the job has a deadline."""
         for _ in range(self._parts.config.rollout.attempts):
+            self._parts.roller.engage(order)
             try:
                 reply = await self._parts.roller.roll(order)
             except (TimeoutError, SlipstreamError) as error:
@@ -147,10 +150,12 @@ class Rollout:
             return "fenced"
         return reason
 
-    def _start(self, into: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, into: set[asyncio.Task[None]], order: Order, work: Coroutine[Any, Any, None]) -> None:
+        self._parts.roller.engage(order)
         task = self._life.watch("roll", work, endless=False)
         into.add(task)
         task.add_done_callback(into.discard)
+        task.add_done_callback(lambda _: self._parts.roller.release(order))  # also when it never began
 
     def _serving(self) -> bool:
         return self._parts.engine.version is not None
