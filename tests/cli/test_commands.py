@@ -19,6 +19,7 @@ from slipstream.config.load import load_config
 from slipstream.config.reference import markdown
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK
+from slipstream.supervisor.child import Child, ProcessSpec
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -122,3 +123,18 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
             os.close(writer)
     assert process.returncode == 130
     assert output + errors == b""
+
+
+@pytest.mark.process
+async def test_roles_under_up_do_not_read_settings_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They read the recorded config, where the command line has won over the environment."""
+    monkeypatch.setenv("SLIPSTREAM__RUN__STEPS", "1")
+    monkeypatch.setenv("SLIPSTREAM_REDIS_PASSWORD", "kept")
+    code = "import os; print(*sorted(name for name in os.environ if name.startswith('SLIPSTREAM')))"
+    spec = ProcessSpec("role", [sys.executable, "-c", code], {"SLIPSTREAM__REDIS__URL": "given"})
+    child = await Child.start(spec, tmp_path / "log", echo=False)
+    assert await child.wait() == EXIT_OK
+    names = (tmp_path / "log").read_text().split()
+    assert names == ["SLIPSTREAM_PARENT", "SLIPSTREAM_REDIS_PASSWORD", "SLIPSTREAM__REDIS__URL"]

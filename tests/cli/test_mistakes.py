@@ -118,6 +118,13 @@ def test_a_run_that_was_moved_is_not_resumed_elsewhere(
     assert "was recorded as" in complaint(capsys)
 
 
+def test_a_run_that_goes_on_keeps_its_recipe(
+    run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", str(run()), "objective.recipe=dapo"]) == EXIT_USER
+    assert "start a new run" in complaint(capsys)
+
+
 def test_an_audit_of_a_run_that_never_started(
     run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

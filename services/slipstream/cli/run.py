@@ -32,6 +32,11 @@ def resume(options: argparse.Namespace) -> int:
     folder = Path(options.run)
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} holds no run", "give the folder of a run, such as runs/NAME")
+    if any(override.replace(" ", "").startswith("objective.recipe=") for override in options.overrides):
+        raise UserError(
+            "objective.recipe cannot change in a run that goes on: each of its fields is recorded",
+            "change those, such as objective.clip_high=0.28, or start a new run",
+        )
     config, warnings = load_config(folder / "config.yaml", options.overrides)
     if RunFolder.of(config).path.resolve() != folder.resolve():
         raise UserError(

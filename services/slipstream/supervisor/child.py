@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slipstream.config.load import ENV_PREFIX
+
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LINE_LIMIT = 1 << 20
@@ -47,7 +49,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
+            env={**_inherited(), **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
             start_new_session=True,
             limit=_LINE_LIMIT,
             preexec_fn=_tie_to_parent if spec.foreign and sys.platform.startswith("linux") else None,
@@ -107,6 +109,11 @@ def _stderr(chunk: bytes) -> int:
     written = sys.stderr.buffer.write(chunk)
     sys.stderr.buffer.flush()
     return written
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without its settings: they are in the recorded config, where the command line has won."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
 
 
 async def _next_line(stream: asyncio.StreamReader) -> bytes:
