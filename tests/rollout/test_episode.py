@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from slipstream.messages import Group, encode_group
+from slipstream.rollout.engines.base import Chunk
+from slipstream.rollout.episode import Episode, seeds_of
+
+
+def header() -> Group:
+    return Group(run="r", ticket=1, attempt=0, prompt_index=7, owner="o", admitted_version=4, samples=[])
+
+
+def chunk(sample: int, *tokens: int, version: int = 4, finish=None, logprob: float = -0.5) -> Chunk:
+    return Chunk(sample, tokens, (logprob,) * len(tokens), version, finish)
+
+
+def test_tokens_of_two_versions_in_one_completion_are_stamped_by_runs(tokenizer):
+    """Case 68."""
+    episode = Episode(1)
+    for part in [chunk(0, 8, 8), chunk(0, 9), chunk(0, 9, version=5), chunk(0, 2, version=5, finish="stop")]:
+        episode.add(part)
+    group = header()
+    arrays = episode.finish(group, (5, 6), tokenizer)
+    assert group.samples[0].versions == [(4, 3), (5, 2)]
+    assert (group.oldest_version, group.newest_version) == (4, 5)
+    assert arrays.token_ids.tolist() == [8, 8, 9, 9, 2]
+    assert group.samples[0].text == "<8><8><9><9><2>"
+
+
+def test_samples_are_put_together_however_their_chunks_interleave(tokenizer):
+    episode = Episode(2)
+    for part in [chunk(1, 8), chunk(0, 9), chunk(1, 2, finish="stop"), chunk(0, 9, finish="length")]:
+        episode.add(part)
+    group = header()
+    arrays = episode.finish(group, (5,), tokenizer)
+    assert [(sample.text, sample.finish) for sample in group.samples] == [
+        ("<9><9>", "length"),
+        ("<8><2>", "stop"),
+    ]
+    assert arrays.token_ids.tolist() == [9, 9, 8, 2]
+    assert episode.tokens == 4
+    encode_group(group, arrays)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_sample_with_a_logprob_that_is_no_number_is_refused_not_padded(tokenizer, bad):
+    """Cases 39 and 40."""
+    episode = Episode(2)
+    episode.add(chunk(0, 8, finish="stop"))
+    episode.add(chunk(1, 8, 9, finish="stop", logprob=bad))
+    group = header()
+    arrays = episode.finish(group, (5,), tokenizer)
+    assert (group.samples[1].unscored, group.samples[1].tokens) == ("engine_logprob", 0)
+    assert arrays.token_ids.tolist() == [8]
+    encode_group(group, arrays)
+
+
+def test_a_missing_logprob_is_refused(tokenizer):
+    """Case 39."""
+    episode = Episode(1)
+    episode.add(Chunk(0, (8, 9), (-0.5,), 4, "stop"))
+    group = header()
+    episode.finish(group, (5,), tokenizer)
+    assert group.samples[0].unscored == "engine_logprob"
+
+
+def test_aborted_and_unfinished_samples_carry_no_tokens_and_no_reward(tokenizer):
+    """Case 6: an infrastructure failure is absent, not wrong."""
+    episode = Episode(3)
+    episode.add(chunk(0, 8, finish="abort"))
+    episode.add(chunk(1, 8))
+    episode.add(chunk(2, 8, 2, finish="stop"))
+    group = header()
+    arrays = episode.finish(group, (5,), tokenizer)
+    assert [sample.unscored for sample in group.samples] == ["aborted", "aborted", ""]
+    assert group.token_count == len(arrays.token_ids) == 2
+    encode_group(group, arrays)
+
+
+def test_an_empty_completion_is_a_sample_without_tokens(tokenizer):
+    """Case 46."""
+    episode = Episode(2)
+    episode.add(Chunk(0, (), (), 4, "length"))
+    episode.add(chunk(1, 8, finish="length"))
+    group = header()
+    arrays = episode.finish(group, (5,), tokenizer)
+    assert (group.samples[0].tokens, group.samples[0].versions, group.samples[0].unscored) == (0, [], "")
+    assert group.oldest_version == 4
+    encode_group(group, arrays)
+
+
+def test_seeds_differ_in_a_group_and_between_tickets_and_are_the_same_again():
+    """Case 75."""
+    assert seeds_of(1, 5, 4) == seeds_of(1, 5, 4)
+    seeds = [seed for run in (1, 2) for ticket in range(20) for seed in seeds_of(run, ticket, 4)]
+    assert len(set(seeds)) == len(seeds)
+    assert seeds_of(1, 5, 2) == seeds_of(1, 5, 4)[:2]
+    assert all(0 <= seed < 2**63 for seed in seeds)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from slipstream.errors import TransportTimeout, UserError, WeightsError
+from slipstream.lifecycle.life import Life
+from slipstream.rollout import follower as follower_module
+from slipstream.rollout.follower import WeightsFollower
+
+
+class Weights:
+    def __init__(self, version: int) -> None:
+        self.version, self.released = version, 0
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class FakeLedger:
+    """Announces one version after the other; ends the life after the last."""
+
+    def __init__(self, life: Life, versions: list[int]) -> None:
+        self._life, self._versions = life, versions
+
+    async def manifest(self):
+        if not self._versions:
+            self._life.closing()
+            return None
+        version = self._versions.pop(0)
+        return version, str(version).encode()
+
+
+class FakeSubscriber:
+    def __init__(self) -> None:
+        self.fetched: list[Weights] = []
+        self.errors: list[Exception] = []
+        self.closed = False
+
+    def fetch(self, manifest: int) -> Weights:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.fetched.append(Weights(manifest))
+        return self.fetched[-1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    monkeypatch.setattr(follower_module, "decode_manifest", int)
+    monkeypatch.setattr(follower_module, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(follower_module, "RETRY_SECONDS", 0.0)
+
+
+def follow(engine, versions):
+    life, subscriber = Life(), FakeSubscriber()
+    follower = WeightsFollower(FakeLedger(life, list(versions)), subscriber, engine)
+    return follower, subscriber, life
+
+
+async def test_a_newer_version_replaces_one_that_waits(make_engine):
+    engine = make_engine()
+    follower, subscriber, life = follow(engine, [1, 1, 2])
+    await follower.follow(life)
+    assert [(weights.version, weights.released) for weights in subscriber.fetched] == [(1, 1), (2, 0)]
+    assert await follower.swap_if_newer()
+    assert engine.version == 2
+    assert not await follower.swap_if_newer()
+
+
+async def test_the_label_moves_only_with_the_swap(make_engine):
+    """Case 67."""
+    engine = make_engine()
+    follower, _, life = follow(engine, [1])
+    await follower.follow(life)
+    assert engine.version == 0
+
+
+@pytest.mark.parametrize(
+    "error", [WeightsError("torn"), TransportTimeout("publisher gone"), UserError("/dev/shm is full")]
+)
+async def test_weights_that_cannot_be_had_are_asked_for_again(make_engine, error):
+    """Cases 72 and 74: the version served stays, whatever happens to a newer one."""
+    engine = make_engine()
+    follower, subscriber, life = follow(engine, [1, 1])
+    subscriber.errors = [error]
+    await follower.follow(life)
+    assert engine.version == 0
+    assert await follower.swap_if_newer()
+    assert engine.version == 1
+
+
+async def test_a_version_that_is_served_already_is_not_fetched(make_engine):
+    engine = make_engine()
+    engine.version = 5
+    follower, subscriber, life = follow(engine, [4, 5])
+    await follower.follow(life)
+    assert subscriber.fetched == []
+
+
+async def test_closing_releases_what_waits(make_engine):
+    follower, subscriber, life = follow(make_engine(), [1])
+    await follower.follow(life)
+    follower.close()
+    assert subscriber.fetched[0].released == 1
+    assert subscriber.closed
+
+
+async def test_a_fetch_that_ends_after_closing_is_released(make_engine):
+    follower, subscriber, life = follow(make_engine(), [1])
+    gate, begun, fetch = threading.Event(), asyncio.Event(), subscriber.fetch
+    loop = asyncio.get_running_loop()
+
+    def slow(manifest):
+        loop.call_soon_threadsafe(begun.set)
+        gate.wait(20)
+        return fetch(manifest)
+
+    subscriber.fetch = slow
+    following = asyncio.create_task(follower.follow(life))
+    await begun.wait()
+    follower.close()
+    gate.set()
+    await following
+    assert subscriber.fetched[0].released == 1

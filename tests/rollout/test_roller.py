@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from slipstream.errors import SlipstreamError, TransportTimeout
+from slipstream.ledger.records import EvalClaim, Ticket
+from slipstream.messages import decode_group
+from slipstream.rollout import roller as roller_module
+from slipstream.rollout.engines.base import Chunk
+from slipstream.rollout.roller import Roller, evaluation_order, ticket_order
+from slipstream.telemetry.metrics import RolloutMetrics
+from slipstream.transport.base import OK, REFUSED, RETRY, Peer, ReceiverOptions, Reply, SenderOptions
+from slipstream.transport.memory import Hub
+
+CHUNKS = [Chunk(0, (8, 2), (-0.1, -0.2), 3, "stop"), Chunk(1, (9,), (-0.3,), 3, "length")]
+
+
+@pytest.fixture
+async def reward():
+    """The other end: answers as told and keeps what it was given."""
+    hub, given, answers = Hub(), [], []
+
+    async def serve(receiver):
+        async for delivery in receiver:
+            given.append(delivery.parcel)
+            await delivery.reply(answers.pop(0) if answers else Reply(OK))
+
+    async with hub.make_receiver(ReceiverOptions()) as receiver, hub.make_sender(SenderOptions()) as sender:
+        sender.set_peers({"reward": Peer(receiver.endpoint)})
+        task = asyncio.create_task(serve(receiver))
+        yield sender, given, answers
+        task.cancel()
+
+
+@pytest.fixture
+def make_roller(config, reward, tokenizer):
+    def make(engine):
+        return Roller(config, engine, reward[0], tokenizer, RolloutMetrics())
+
+    return make
+
+
+@pytest.fixture
+def order(config, prompt):
+    return ticket_order(Ticket(4, 1, 3, 0.0), 2, prompt, config, "rollout-0", seconds=60.0)
+
+
+async def test_a_ticket_becomes_a_group_with_its_story(make_roller, make_engine, order, reward, prompt):
+    engine = make_engine(CHUNKS)
+    assert (await make_roller(engine).roll(order)).status == OK
+    _, given, _ = reward
+    group, arrays = decode_group(given[0].frames)
+    assert (group.ticket, group.attempt, group.epoch, group.prompt_index) == (4, 1, 2, 7)
+    assert (group.admitted_version, group.columns, group.owner) == (3, {"answer": "4"}, "rollout-0")
+    assert [sample.text for sample in group.samples] == ["<8><2>", "<9>"]
+    assert arrays.prompt_ids.tolist() == [5, 6]
+    (request,) = engine.requests
+    assert request.sampling.max_new_tokens == prompt.max_new_tokens
+    assert request.sampling.stop_ids == (2,)
+    assert len(set(request.seeds)) == 2
+
+
+async def test_a_group_that_is_not_stored_yet_is_offered_again(
+    make_roller, make_engine, order, reward, monkeypatch
+):
+    monkeypatch.setattr(roller_module, "_RETRY_SECONDS", 0.0)
+    _, given, answers = reward
+    answers += [Reply(RETRY, "no buffer"), Reply(RETRY, "no buffer")]
+    assert (await make_roller(make_engine(CHUNKS)).roll(order)).status == OK
+    assert [parcel.id for parcel in given] == ["t4.1"] * 3
+
+
+async def test_a_refusal_is_the_answer(make_roller, make_engine, order, reward):
+    reward[2].append(Reply(REFUSED, "fenced"))
+    reply = await make_roller(make_engine(CHUNKS)).roll(order)
+    assert (reply.status, reply.reason) == (REFUSED, "fenced")
+
+
+async def test_a_group_nobody_takes_is_given_up_at_its_deadline(make_roller, make_engine, order, reward):
+    reward[0].set_peers({})
+    order = ticket_order_with(order, 0.01)
+    with pytest.raises(TransportTimeout, match=r"t4\.1"):
+        await make_roller(make_engine(CHUNKS)).roll(order)
+
+
+async def test_an_engine_that_hangs_is_told_to_abort_at_the_deadline(make_roller, make_engine, order):
+    """Case 77."""
+    engine = make_engine(CHUNKS[:1], hangs=True)
+    with pytest.raises(TimeoutError, match="not sampled within"):
+        await make_roller(engine).roll(ticket_order_with(order, 0.01))
+    assert engine.aborted == ["t4.1"]
+
+
+async def test_a_cancelled_roll_aborts_its_request(make_roller, make_engine, order):
+    engine = make_engine(hangs=True)
+    task = asyncio.create_task(make_roller(engine).roll(order))
+    await engine.started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.aborted == ["t4.1"]
+
+
+async def test_what_the_engine_says_is_passed_on(make_roller, make_engine, order):
+    with pytest.raises(SlipstreamError, match="prompt does not fit"):
+        await make_roller(make_engine([SlipstreamError("prompt does not fit")])).roll(order)
+
+
+def test_an_evaluation_item_is_one_sample_and_never_has_the_same_id_twice(config, prompt):
+    """An answer that is remembered for an id must not pass for that of a job opened anew."""
+    claim = EvalClaim("10:holdout", 5, [3])
+    orders = [evaluation_order(claim, 3, prompt, config, "rollout-0") for _ in range(2)]
+    assert orders[0].id != orders[1].id
+    assert (orders[0].header.kind, orders[0].header.job, orders[0].header.ticket) == ("eval", "10:holdout", 3)
+    assert (len(orders[0].seeds), orders[0].temperature) == (1, 0.0)
+
+
+def ticket_order_with(order, seconds):
+    import dataclasses
+
+    return dataclasses.replace(order, deadline_seconds=seconds)
+
+
+async def test_ordered_sequences_count_until_they_are_sampled(make_roller, make_engine, order, config):
+    roller = make_roller(make_engine(CHUNKS))
+    slots = config.rollout.engine.max_sequences
+    roller.engage(order)
+    assert roller.free_slots == slots - 2
+    await roller.roll(order)
+    roller.release(order)
+    assert roller.free_slots == slots

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from slipstream.errors import FencedError, SlipstreamError, TransportTimeout
+from slipstream.ledger.records import EvalClaim, LedgerFull, MemberExpired, Ticket
+from slipstream.lifecycle.life import Life
+from slipstream.rollout import service as service_module
+from slipstream.rollout.service import Rollout
+from slipstream.telemetry.metrics import RolloutMetrics
+from slipstream.transport.base import OK, REFUSED, Reply
+
+
+class FakeLedger:
+    """Grants what a test put there; ends the life a few turns after nothing is left."""
+
+    def __init__(self, life: Life) -> None:
+        self.idle_turns = 8
+        self.life = life
+        self.grants: list = []
+        self.claims: list[EvalClaim] = []
+        self.failed: list[tuple] = []
+        self.fenced = False
+        self.asked: list[tuple[int, int]] = []
+
+    async def admit(self, owner, count, version):
+        self.asked.append((count, version))
+        await asyncio.sleep(0)
+        if not self.grants:
+            self.idle_turns -= 1
+            if not self.idle_turns:
+                self.life.closing()
+            return []
+        grant = self.grants.pop(0)
+        if isinstance(grant, Exception):
+            raise grant
+        return grant
+
+    async def claim_eval(self, owner, count, version):
+        return self.claims.pop(0) if self.claims else None
+
+    async def fail(self, ticket, attempt, reason, retry, detail):
+        self.failed.append((ticket, attempt, reason, detail))
+        if self.fenced:
+            raise FencedError("taken over")
+
+
+class FakeRoller:
+    """Ends every order as told; an order without an end hangs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.orders, self.cancelled = [], []
+        self.ends: dict[int, Reply | Exception] = {}
+        self.begun = asyncio.Event()
+        self.free_slots = 8
+        self.engaged: set[str] = set()
+
+    def engage(self, order):
+        self.engaged.add(order.id)
+
+    def release(self, order):
+        self.engaged.discard(order.id)
+
+    async def roll(self, order):
+        self.orders.append(order)
+        self.begun.set()
+        end = self.ends.get(order.header.ticket)
+        if end is None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(order.header.ticket)
+                raise
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+class FakeSite:
+    async def join(self, served, lost):
+        self.served, self.lost = served, lost
+
+
+class FakeFollower:
+    swap_seconds = 0.0
+
+    def __init__(self) -> None:
+        self.swaps = 0
+
+    async def swap_if_newer(self):
+        self.swaps += 1
+        return False
+
+
+@pytest.fixture
+async def bench(config, make_engine, prompt, monkeypatch):
+    monkeypatch.setattr(service_module, "_GOODBYE_SECONDS", 0.0)
+    monkeypatch.setattr(service_module, "_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(service_module, "_LONGEST_IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(service_module, "_RETRY_SECONDS", 0.0)
+    life = Life()
+    parts = SimpleNamespace(
+        config=config,
+        name="rollout-0",
+        site=FakeSite(),
+        ledger=FakeLedger(life),
+        engine=make_engine(),
+        follower=FakeFollower(),
+        roller=FakeRoller(),
+        prompts=[prompt],
+        evaluations={"holdout": [prompt, prompt]},
+        metrics=RolloutMetrics(),
+    )
+    return SimpleNamespace(parts=parts, life=life, rollout=Rollout(parts, life))
+
+
+def ticket(number: int, deadline: float = 60.0, attempt: int = 0) -> Ticket:
+    return Ticket(number, attempt, 0, deadline)
+
+
+def ends(bench) -> dict[str, float]:
+    samples = next(iter(bench.parts.metrics.groups.collect())).samples
+    return {sample.labels["end"]: sample.value for sample in samples if sample.name.endswith("_total")}
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (Reply(REFUSED, "malformed: ticket 17"), "refused"),
+        (TransportTimeout("nobody there"), "undelivered"),
+        (TimeoutError("not sampled"), "deadline"),
+        (SlipstreamError("no such token"), "engine"),
+    ],
+)
+async def test_a_failed_group_goes_back_with_its_reason(bench, end, reason):
+    """Case 79: the ledger counts it, backs off and bounds its attempts."""
+    bench.parts.roller.ends[5] = end
+    bench.parts.ledger.grants = [[ticket(5)]]
+    await bench.life.run(bench.rollout.run())
+    assert [failure[:3] for failure in bench.parts.ledger.failed] == [(5, 0, reason)]
+    assert ends(bench) == {reason: 1.0}  # labels are a few words, never a message
+
+
+async def test_a_stored_group_is_counted(bench):
+    bench.parts.roller.ends[5] = Reply(OK)
+    bench.parts.ledger.grants = [[ticket(5)]]
+    await bench.life.run(bench.rollout.run())
+    assert ends(bench) == {"stored": 1.0}
+    assert bench.parts.ledger.failed == []
+
+
+async def test_a_group_that_another_attempt_took_over_is_let_go(bench):
+    bench.parts.roller.ends[5] = SlipstreamError("late")
+    bench.parts.ledger.fenced = True
+    bench.parts.ledger.grants = [[ticket(5)]]
+    await bench.life.run(bench.rollout.run())
+    assert ends(bench) == {"fenced": 1.0}
+
+
+async def test_tickets_whose_lease_ran_out_are_aborted(bench):
+    """They are being sampled by others, so going on with them is waste and would be refused."""
+    bench.parts.ledger.grants = [[ticket(5), ticket(6)]]
+    running = asyncio.create_task(bench.life.run(bench.rollout.run()))
+    await bench.parts.roller.begun.wait()
+    bench.parts.site.lost()
+    await running
+    assert sorted(bench.parts.roller.cancelled) == [5, 6]
+    assert bench.parts.ledger.failed == []
+
+
+async def test_what_is_in_flight_at_the_end_is_given_back_without_blame(bench):
+    bench.parts.ledger.grants = [[ticket(5)]]
+    await bench.life.run(bench.rollout.run())
+    assert bench.parts.roller.cancelled == [5]
+    assert bench.parts.roller.engaged == set()
+    assert bench.parts.ledger.failed == []
+
+
+async def test_a_ticket_that_is_granted_again_has_the_time_that_is_left_of_it(bench):
+    bench.parts.ledger.grants = [[ticket(5, deadline=130.0), ticket(6, deadline=150.0)]]
+    bench.parts.roller.ends |= {5: Reply(OK), 6: Reply(OK)}
+    await bench.life.run(bench.rollout.run())
+    assert [order.deadline_seconds for order in bench.parts.roller.orders] == [40.0, 60.0]
+
+
+@pytest.mark.parametrize("error", [MemberExpired("join again"), LedgerFull("maxmemory")])
+async def test_admission_goes_on_after_a_pause_of_the_ledger(bench, error):
+    """Case 100: a full server pauses producers."""
+    bench.parts.ledger.grants = [error, [ticket(5)]]
+    bench.parts.roller.ends[5] = Reply(OK)
+    await bench.life.run(bench.rollout.run())
+    assert ends(bench) == {"stored": 1.0}
+
+
+async def test_only_whole_groups_are_admitted(bench):
+    bench.parts.roller.free_slots = 5
+    await bench.life.run(bench.rollout.run())
+    assert set(bench.parts.ledger.asked) == {(2, 0)}
+
+
+async def test_nothing_is_admitted_before_the_first_weights(bench):
+    bench.parts.engine.version = None
+    running = asyncio.create_task(bench.life.run(bench.rollout.run()))
+    while not bench.parts.follower.swaps:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    bench.life.closing()
+    await running
+    assert bench.parts.ledger.asked == []
+
+
+async def test_the_version_stays_while_evaluation_items_are_in_flight(bench):
+    bench.parts.ledger.claims = [EvalClaim("0:holdout", 0, [0, 1])]
+    await bench.life.run(bench.rollout.run())
+    assert bench.parts.follower.swaps == 0
+    assert [order.header.kind for order in bench.parts.roller.orders] == ["eval", "eval"]
+
+
+async def test_an_evaluation_item_that_fails_is_tried_a_bounded_number_of_times(bench):
+    bench.parts.ledger.claims = [EvalClaim("0:holdout", 0, [0])]
+    bench.parts.roller.ends[0] = SlipstreamError("no")
+    bench.parts.ledger.idle_turns = 50
+    await bench.life.run(bench.rollout.run())
+    assert len(bench.parts.roller.orders) == bench.parts.config.rollout.attempts
+    assert bench.parts.follower.swaps > 0  # and the replica goes on
