@@ -53,10 +53,11 @@ def test_one_byte_changes_the_digest(tmp_path: Path) -> None:
 
 
 def test_bytes_cannot_move_between_files_unseen(tmp_path: Path) -> None:
-    for name, first, second in (("p", b"ab", b"c"), ("q", b"a", b"bc")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.py").write_bytes(first)
-        (tmp_path / name / "b.py").write_bytes(second)
+    """Not even when a file's content looks like the start of the next file."""
+    for folder, files in (("p", {"a.py": "x", "b.py": "y"}), ("q", {"a.py": "xb.py\0y"})):
+        (tmp_path / folder).mkdir()
+        for name, content in files.items():
+            (tmp_path / folder / name).write_text(content)
     assert tree_digest([tmp_path / "p"], FOREVER) != tree_digest([tmp_path / "q"], FOREVER)
 
 

@@ -18,7 +18,7 @@ from slipstream.cli.main import main
 from slipstream.config.load import load_config
 from slipstream.config.reference import markdown
 from slipstream.config.schema import Config
-from slipstream.errors import EXIT_OK
+from slipstream.errors import EXIT_FAULT, EXIT_OK
 from slipstream.supervisor.child import Child, ProcessSpec
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -99,13 +99,16 @@ def test_validate_is_quick(slipstream: Any) -> None:
 
 
 @pytest.mark.process
-def test_a_reader_that_goes_away_is_no_error_message() -> None:
-    command = [sys.executable, "-m", "slipstream.cli.main", "config", "schema"]
+@pytest.mark.parametrize("arguments", [["config", "schema"], ["validate", "tiny-sorter"]])
+def test_a_reader_that_goes_away_is_no_error_message(arguments: list[str]) -> None:
+    """Much output fails while it is written, little when it is flushed at the end."""
+    command = [sys.executable, "-m", "slipstream.cli.main", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
+    assert process.returncode == EXIT_FAULT
 
 
 @pytest.mark.process
