@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,62 +32,58 @@ class ProcessSpec:
 
 
 class Child:
-    """A running process. Its lines go to our standard error as they are, and to its log file."""
+    """A running process. Its lines go to our standard error as they are, and to its log file.
 
-    def __init__(
-        self, spec: ProcessSpec, process: asyncio.subprocess.Process, log_file: Path, echo: bool
-    ) -> None:
+    A thread waits for its end: asyncio's own subprocesses end only when nobody holds their pipes any more, so a
+    killed role whose worker lives on would never be seen to end.
+    """
+
+    def __init__(self, spec: ProcessSpec, process: subprocess.Popen[bytes]) -> None:
         self.spec = spec
         self.last_line = ""
         self._process = process
         self._swept = False
-        self._copier = asyncio.create_task(self._copy_lines(log_file, echo), name=f"log:{spec.name}")
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[int] = self._loop.create_future()
+        self._copier: asyncio.Task[None] | None = None
+        threading.Thread(target=self._reap, name=f"wait:{spec.name}", daemon=True).start()
 
     @classmethod
     async def start(cls, spec: ProcessSpec, log_file: Path, echo: bool = True) -> Child:
         """Start a process in a session of its own, so that a signal reaches it and all it started."""
-        process = await asyncio.create_subprocess_exec(
-            *spec.argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**_inherited(), **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
-            start_new_session=True,
-            limit=_LINE_LIMIT,
-            preexec_fn=_tie_to_parent if spec.foreign and sys.platform.startswith("linux") else None,
-        )
-        return cls(spec, process, log_file, echo)
+        child = cls(spec, _open(spec))
+        child._copier = asyncio.create_task(child._copy_lines(log_file, echo), name=f"log:{spec.name}")
+        return child
 
     @property
     def pid(self) -> int:
         """The process id, which is also its process group's."""
         return self._process.pid
 
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, negative for a signal, None while it runs."""
-        return self._process.returncode
-
     async def wait(self) -> int:
         """Wait for the end; what is left of its group is killed then, so nothing stays behind."""
-        code = await self._process.wait()
+        code = await asyncio.shield(self._exit)
         if not self._swept:  # once, for the group's number may belong to somebody else later
             self._swept = True
             self._kill_group()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._copier), 1.0)
+        if self._copier is not None:
+            await asyncio.wait({self._copier}, timeout=1.0)
+            self._copier.cancel()
         return code
 
     async def stop(self, drain_seconds: float) -> int:
         """SIGTERM to the process itself, then SIGKILL to its group after the drain time."""
-        with contextlib.suppress(ProcessLookupError):
+        if not self._exit.done():
             self._process.terminate()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain_seconds):
-                await self._process.wait()
-        if self._process.returncode is None:
+            await asyncio.wait({self._exit}, timeout=drain_seconds)
+        if not self._exit.done():
             self._kill_group()
         return await self.wait()
+
+    def _reap(self) -> None:
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody asks any more
+            self._loop.call_soon_threadsafe(self._exit.set_result, code)
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -93,16 +91,31 @@ class Child:
 
     async def _copy_lines(self, log_file: Path, echo: bool) -> None:
         """Keep reading whatever happens to the copies: a full pipe would stop the child."""
-        assert self._process.stdout is not None
+        reader = asyncio.StreamReader(limit=_LINE_LIMIT)
+        protocol = asyncio.StreamReaderProtocol(reader)
         with contextlib.ExitStack() as stack:
+            pipe, _ = await self._loop.connect_read_pipe(lambda: protocol, self._process.stdout)
+            stack.callback(pipe.close)
             writers: list[Callable[[bytes], object]] = [_stderr] if echo else []
             with contextlib.suppress(OSError):
                 writers.append(stack.enter_context(log_file.open("ab", buffering=0)).write)
-            while chunk := await _next_line(self._process.stdout):
+            while chunk := await _next_line(reader):
                 self.last_line = chunk.decode(errors="replace").strip() or self.last_line
                 for write in writers:
                     with contextlib.suppress(OSError):  # no room on the disk, or nobody reads the terminal
                         write(chunk)
+
+
+def _open(spec: ProcessSpec) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        spec.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
+        start_new_session=True,
+        preexec_fn=_tie_to_parent if spec.foreign and sys.platform.startswith("linux") else None,
+    )
 
 
 def _stderr(chunk: bytes) -> int:

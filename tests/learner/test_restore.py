@@ -1,0 +1,207 @@
+"""Where the learner takes up the run, against a real ledger: what is settled is settled by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from slipstream.config.load import build
+from slipstream.errors import UserError
+from slipstream.learner.restore import Line, reopen, save
+from slipstream.ledger.client import Ledger
+from slipstream.ledger.records import LedgerLost, Member
+from slipstream.ledger.server import embedded_server
+from slipstream.run_folder import RunFolder
+
+pytestmark = pytest.mark.process
+
+
+class FakeTrainer:
+    """Its state is one number in one file."""
+
+    def __init__(self) -> None:
+        self.state = 0
+
+    def save_writers(self):
+        return {"state.json": lambda path: path.write_text(json.dumps(self.state))}
+
+    def load(self, folder):
+        self.state = json.loads((folder / "state.json").read_text())
+
+
+@pytest.fixture
+def server(tmp_path):
+    started = []
+
+    def start(name: str) -> str:
+        how = embedded_server(tmp_path / name)
+        process = subprocess.Popen(how.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        started.append(process)
+        return how.url
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def make_parts(tmp_path, server):
+    opened = []
+    url = server("a")
+
+    async def make(learner: str, url: str = url, fingerprint: str = "d") -> SimpleNamespace:
+        tree = {
+            "run": {"name": "r", "steps": 50, "root": str(tmp_path / "runs")},
+            "data": {"kind": "arithmetic"},
+            "reward": {"functions": [{"use": "last_number"}]},
+            "batch": {"groups": 2, "group_size": 2},
+            "staleness": {"max_staleness": 2},
+        }
+        config = build(tree)[0]
+        folder = RunFolder.of(config)
+        folder.create()
+        ledger = await Ledger.connect(url, "r", deadline=10)
+        opened.append(ledger)
+        prompts = Prompts(fingerprint)
+        return SimpleNamespace(
+            config=config, folder=folder, learner=learner, ledger=ledger, trainer=FakeTrainer(), prompts=prompts
+        )
+
+    yield make
+    for ledger in opened:
+        await ledger.close()
+
+
+@dataclasses.dataclass
+class Prompts:
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return 100
+
+
+async def train(parts, line: Line) -> Line:
+    """Two groups, admitted, stored, taken and committed."""
+    ledger = parts.ledger
+    await ledger.join(Member(id="g", role="rollout", incarnation="i"))
+    tickets = await ledger.admit("g", 2, line.version)
+    stored = []
+    for ticket in tickets:
+        await ledger.buffered(ticket.number, ticket.attempt, "b", line.version, line.version, 4, True)
+        stored.append((ticket.number, ticket.attempt))
+    await ledger.take(line.step + 1, stored, parts.learner)
+    after = Line(line.step + 1, line.version + 1)
+    await ledger.commit(after.step, after.version, parts.learner, stored)
+    parts.trainer.state += 1
+    return after
+
+
+async def keep(parts, line: Line) -> None:
+    save(parts, line, await parts.ledger.snapshot())
+    await parts.ledger.durable(line.step, parts.learner)
+
+
+async def test_a_new_run_begins_at_version_0(make_parts):
+    parts = await make_parts("a")
+    assert await reopen(parts) == Line(0, 0)
+
+
+async def test_a_restart_goes_on_from_the_checkpoint(make_parts):
+    """Case 87: the step after the checkpoint's is the next one."""
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    again = await make_parts("b")
+    assert await reopen(again) == Line(1, 1)
+    assert again.trainer.state == 1
+
+
+async def test_steps_that_were_lost_give_their_versions_up_and_their_groups_back(make_parts):
+    """Versions only grow: tokens of a lost version keep their label, and the restored weights get a new one."""
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    lost = await train(parts, await train(parts, line))
+    assert lost == Line(3, 3)
+    again = await make_parts("b")
+    assert await reopen(again) == Line(1, 4)
+    counts = await again.ledger.counts()
+    assert (counts.groups["trained"], counts.groups["buffered"]) == (2, 4)
+    assert (await again.ledger.state()).lost_versions == [(2, 3)]
+
+
+async def test_without_any_checkpoint_the_run_starts_over_under_a_new_version(make_parts):
+    parts = await make_parts("a")
+    await train(parts, await reopen(parts))
+    assert await reopen(await make_parts("b")) == Line(0, 2)
+
+
+async def test_after_a_restart_the_capacity_is_what_it_was(make_parts):
+    """Case 66: (2 + 1) * 2 open groups, not the version's worth."""
+    parts = await make_parts("a")
+    line = await reopen(parts)
+    for _ in range(4):
+        line = await train(parts, line)
+    await keep(parts, line)
+    again = await make_parts("b")
+    line = await reopen(again)
+    await again.ledger.join(Member(id="g2", role="rollout", incarnation="i"))
+    assert len(await again.ledger.admit("g2", 1000, line.version)) == 6
+
+
+async def test_a_ledger_that_was_lost_is_restored_from_the_checkpoint(make_parts, server):
+    """Case 101: an empty ledger is never taken for version 0."""
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    again = await make_parts("b", url=server("empty"))
+    assert await reopen(again) == Line(1, 1)
+    state = await again.ledger.state()
+    assert (state.step, state.version, state.next) == (1, 1, 2)
+
+
+async def test_a_lost_ledger_is_told_when_the_snapshot_is_lost_as_well(make_parts, server):
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    again = await make_parts("b", url=server("empty"))
+    with pytest.raises(LedgerLost):
+        await again.ledger.open_run(terms_of(again), expect_version=1)
+
+
+def terms_of(parts):
+    from slipstream.learner.setup import run_terms
+
+    return run_terms(parts)
+
+
+async def test_other_data_is_refused(make_parts):
+    """Case 85."""
+    await reopen(await make_parts("a"))
+    with pytest.raises(UserError, match="dataset_fingerprint"):
+        await reopen(await make_parts("b", fingerprint="other"))
+
+
+async def test_an_incomplete_checkpoint_is_skipped_and_named(make_parts, caplog):
+    """Case 108."""
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    (parts.folder.checkpoints / "00000009").mkdir()
+    again = await make_parts("b")
+    assert await reopen(again) == Line(1, 1)
+
+
+async def test_a_second_learner_takes_over_and_the_first_is_fenced(make_parts):
+    from slipstream.errors import FencedError
+
+    first = await make_parts("a")
+    line = await reopen(first)
+    await reopen(await make_parts("b"))
+    with pytest.raises(FencedError):
+        await train(first, line)

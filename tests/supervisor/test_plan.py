@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from slipstream.config.load import build
+from slipstream.supervisor.plan import role_specs
+
+
+def test_every_role_is_started_under_its_own_name_with_the_runs_ledger():
+    tree = {
+        "run": {"name": "r", "steps": 1},
+        "data": {"kind": "arithmetic"},
+        "reward": {"functions": [{"use": "last_number"}], "replicas": 3},
+        "rollout": {"replicas": 2, "engine": {"threads": 4}},
+    }
+    specs = role_specs(build(tree)[0], Path("/run/config.yaml"), "unix:///s", "json")
+    roles = Counter(spec.argv[spec.argv.index("run") + 1] for spec in specs)
+    assert roles == {"learner": 1, "buffer": 1, "reward": 3, "rollout": 2}
+    assert len({spec.name for spec in specs}) == len(specs)
+    assert all(spec.argv[-1] == spec.name for spec in specs)
+    assert {spec.env["SLIPSTREAM__REDIS__URL"] for spec in specs} == {"unix:///s"}
+    threads = {spec.name: spec.env["OMP_NUM_THREADS"] for spec in specs}
+    assert threads["rollout-0"] == "4"
+    assert threads["buffer"] == "1"

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from slipstream.config.services import SupervisorSection
+from slipstream.supervisor.restarts import RestartBudget
+
+
+@pytest.fixture
+def budget() -> RestartBudget:
+    return RestartBudget(SupervisorSection(restarts=3, window_seconds=100.0, backoff_seconds=0.5))
+
+
+def test_pauses_double_and_the_budget_ends(budget):
+    assert [budget.next_pause(now) for now in (0.0, 1.0, 2.0, 3.0)] == [0.5, 1.0, 2.0, None]
+
+
+def test_what_left_the_window_counts_no_more(budget):
+    for now in (0.0, 1.0, 2.0):
+        budget.next_pause(now)
+    assert budget.next_pause(101.5) == 1.0  # one is left in the window
+    assert budget.next_pause(300.0) == 0.5
+
+
+def test_a_pause_is_bounded():
+    budget = RestartBudget(SupervisorSection(restarts=20, window_seconds=1e6, backoff_seconds=1.0))
+    assert max(budget.next_pause(0.0) or 0.0 for _ in range(20)) == 30.0
+
+
+def test_no_restarts_means_none():
+    assert RestartBudget(SupervisorSection(restarts=0)).next_pause(0.0) is None
