@@ -28,6 +28,7 @@ from torch import Tensor
 from slipstream.algo.batch import Batch
 from slipstream.algo.objective import objective
 from slipstream.algo.prepare import prepare
+from slipstream.algo.shaping import soft_overlong
 from slipstream.algo.spec import Objective
 
 DATA = Path(__file__).parents[1] / "data" / "oracles"
@@ -263,3 +264,15 @@ def test_entropy_bonus_is_that_of_trl() -> None:
     close(grad_BT, TRL["entropy/plain/grad"])
     (entropy_grad_BT,) = torch.autograd.grad(loss, entropies_BT)
     close(entropy_grad_BT, TRL["entropy/plain/entropy_grad"])
+
+
+def test_ratio_weighted_kl_takes_the_corrections_weight_too() -> None:
+    """TRL weights k3 by pi / pi_o alone; ours by the whole live ratio to the sampler, here truncated at 2."""
+    fields = {"kl_beta": 1.0, "kl_kind": "k3_weighted"} | tis("token", 2.0)
+    _, grad_BT = run("plain", fields, advantages=torch.zeros_like(INPUTS["advantages"]))
+    close(grad_BT, TRL["kl_alone_truncated/plain/grad"] * TRL["kl_alone_truncated/plain/weight"])
+
+
+def test_soft_overlong_penalty_is_that_of_trl() -> None:
+    lengths_N = torch.arange(len(TRL["overlong"]))
+    close(soft_overlong(lengths_N, 20, 8), TRL["overlong"])

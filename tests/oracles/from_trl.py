@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import trl
-from inputs import HORIZON
+from inputs import HORIZON, OVERLONG
+from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import grpo_trainer, rloo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
@@ -77,6 +78,12 @@ CASES: dict[str, dict[str, Any]] = {
     "cispo_token_truncate": {"loss_type": "cispo", "epsilon_high": 5.0, **_vllm("token_truncate", 0.1, 2.0)},
     "entropy": {"_entropy_bonus_enabled": True, "entropy_coef": 0.01},
     "kl_alone": {"beta": 1.0, "silent": True},
+    "kl_alone_truncated": {
+        "beta": 1.0,
+        "use_bias_correction_kl": True,
+        "silent": True,
+        **_vllm("token_truncate", None, 2.0),
+    },
     "kl_alone_bias_corrected": {"beta": 1.0, "use_bias_correction_kl": True, "silent": True},
 }
 
@@ -93,6 +100,9 @@ def main(source: str, target: str) -> None:
         results |= {f"accumulated/{batch}/{k}": v for k, v in accumulated(arrays, batch).items()}
         results[f"rloo/{batch}/grad"] = rloo_gradient(arrays, batch)
     results |= advantages(arrays)
+    lengths = range(OVERLONG[0] + 5)
+    penalty = get_soft_overlong_punishment(*OVERLONG)
+    results["overlong"] = torch.tensor(penalty(completion_ids=[[0] * length for length in lengths]))
     packages = {"trl": trl.__version__, "torch": torch.__version__}
     np.savez_compressed(
         target, versions=np.array([f"{k}=={v}" for k, v in packages.items()]),

@@ -18,6 +18,7 @@ import numpy as np
 
 SAMPLES, TOKENS, CLASSES, LIMIT = 12, 10, 7, 20.0
 HORIZON = 16
+OVERLONG = (20, 8)  # longest completion and width of the buffer before it
 LENGTHS = [10, 7, 1, 4, 9, 6, 10, 8, 1, 5, 3, 2]
 EMPTY = 5  # a sequence without any token in the mask
 RISING = 8  # one token and a negative advantage; where ratios are extreme, its own is the largest of all
