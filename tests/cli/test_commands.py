@@ -103,7 +103,8 @@ def test_validate_is_quick(slipstream: Any) -> None:
 def test_a_reader_that_goes_away_is_no_error_message(arguments: list[str]) -> None:
     """Much output fails while it is written, little when it is flushed at the end."""
     command = [sys.executable, "-m", "slipstream.cli.main", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
