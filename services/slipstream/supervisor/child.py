@@ -112,7 +112,7 @@ def _open(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
+        env={**_inherited(), **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
         start_new_session=True,
         preexec_fn=_tie_to_parent if spec.foreign and sys.platform.startswith("linux") else None,
     )
