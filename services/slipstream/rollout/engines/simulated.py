@@ -122,7 +122,7 @@ class SimulatedEngine:
     async def drain(self, seconds: float) -> None:
         """Finish what is in flight within `seconds`, abort the rest; see the contract."""
         self._draining = True
-        await finished(self._streams, seconds)
+        await finished(list(self._streams.values()), seconds)
         for request_id in list(self._streams):
             await self.abort(request_id)
 

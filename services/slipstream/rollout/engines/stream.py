@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable
 
 from slipstream.messages import Finish
 from slipstream.rollout.engines.base import Chunk, GroupRequest
-
-_LOOK_SECONDS = 0.01
 
 
 class GroupStream:
@@ -17,19 +15,25 @@ class GroupStream:
     def __init__(self, request: GroupRequest) -> None:
         self.request = request
         self.open_samples = len(request.seeds)
+        self.closed = asyncio.Event()
         self.aborted = False
         self._items: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
 
     def put(self, chunk: Chunk) -> None:
         """Hand over a chunk; call on the event loop."""
         if chunk.finish is not None:
-            self.open_samples -= 1
+            self._close(1)
         self._items.put_nowait(chunk)
 
     def fail(self, error: BaseException) -> None:
         """End the stream with an error; call on the event loop."""
-        self.open_samples = 0
+        self._close(self.open_samples)
         self._items.put_nowait(error)
+
+    def _close(self, samples: int) -> None:
+        self.open_samples -= samples
+        if not self.open_samples:
+            self.closed.set()
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """Yield chunks until each sample has finished.
@@ -46,12 +50,13 @@ class GroupStream:
             yield item
 
 
-async def finished(streams: Mapping[str, GroupStream], seconds: float) -> None:
+async def finished(streams: Iterable[GroupStream], seconds: float) -> None:
     """Wait until no stream has an open sample, for at most `seconds`."""
-    clock = asyncio.get_running_loop()
-    end = clock.time() + seconds
-    while any(stream.open_samples for stream in streams.values()) and clock.time() < end:
-        await asyncio.sleep(_LOOK_SECONDS)
+    waits = [asyncio.ensure_future(stream.closed.wait()) for stream in streams]
+    if waits:
+        _, late = await asyncio.wait(waits, timeout=seconds)
+        for wait in late:
+            wait.cancel()
 
 
 class Draft:

@@ -121,7 +121,7 @@ class TransformersEngine:
     async def drain(self, seconds: float) -> None:
         """Finish what is in flight within `seconds`, abort the rest; see the contract."""
         self._draining = True
-        await finished(self._streams, seconds)
+        await finished(list(self._streams.values()), seconds)
         for name in list(self._streams):
             await self.abort(name)
 
