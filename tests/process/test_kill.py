@@ -1,0 +1,51 @@
+"""kill -9 of anything at any time: the run goes on, and nothing is trained twice, lost or left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(150)]
+
+ROLES = ["reward-0", "rollout-0", "buffer", "valkey", "learner"]
+SLOW = "rollout.engine.options.step_seconds=0.05"
+
+
+def test_every_role_may_be_killed_and_the_run_ends_correctly(stack, simulated, kill):
+    """Cases 84, 91 and 103: one after the other, each after progress since the last."""
+    run = stack().up(*simulated, SLOW, "run.steps=40")
+    run.until_step(2)
+    for role in ROLES:
+        before = len(run.steps())
+        kill(run.until(lambda role=role: run.role(role), 20, role))
+        run.until(lambda before=before: len(run.steps()) >= before + 2, 40, f"progress after {role} was killed")
+    for role in ("reward-0", "learner"):  # asked to end, they are started again as well: the run is not over
+        run.until(lambda role=role: run.role(role), 20, role).send_signal(signal.SIGTERM)
+        run.until(lambda role=role: f"{role} ended (exit code 0): starting it again" in run.text, 20)
+    assert run.wait(90) == 0, run.text[-4000:]
+    assert len(run.assert_exactly_once()) == 80
+    assert run.steps()[-1]["version"] > 20  # most steps had a gradient
+    for role in ROLES:
+        assert f"{role} ended (signal 9): starting it again" in run.text
+    assert "Traceback" not in run.text
+    run.assert_gone()
+
+
+def test_a_run_goes_on_whatever_ended_it(stack, simulated):
+    """Cases 103 and 104: stopped in order, within 5 s and with exit 0, or killed and all its roles with it."""
+    run = stack().up(*simulated, SLOW, "run.steps=12")
+    for reached, number in [(2, signal.SIGTERM), (6, signal.SIGKILL)]:
+        run.until_step(reached)
+        asked = time.monotonic()
+        os.kill(run.process.pid, number)
+        code = run.wait(20)
+        assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL), run.text[-4000:]
+        run.assert_gone(5.0 - (time.monotonic() - asked))
+        run.resume()
+    assert run.wait() == 0, run.text[-4000:]
+    assert len(run.assert_exactly_once()) == 24
+    assert "Traceback" not in run.text
+    run.assert_gone()
