@@ -71,6 +71,11 @@ class Stack:
     def resume(self, *settings: str) -> Stack:
         return self._start(command("resume", str(self.folder), *settings), None)
 
+    def role_alone(self, role: str, *settings: str) -> Stack:
+        """One role without a supervisor."""
+        place = [f"run.root={self.root}", f"run.name={self.name}"]
+        return self._start(command("run", role, "--config", str(CONFIG), *place, *settings), None)
+
     def _start(self, argv: Sequence[str], env: dict[str, str] | None) -> Stack:
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(

@@ -91,7 +91,8 @@ def _supervise(config: Config, warnings: list[str]) -> int:
 
         # twice the children's own time: they drain first, then the supervisor itself ends
         fault = run_process(supervise, 2 * config.supervisor.drain_seconds)
-        print_summary(folder, sys.stdout)
+        if folder.steps.exists() or not fault:
+            print_summary(folder, sys.stdout)
         if cause:
             log.error("the run ended early: %s", cause)  # once more, so that it stands last
     return fault or outcome

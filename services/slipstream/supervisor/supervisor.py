@@ -24,7 +24,7 @@ from slipstream.weights import segments
 
 log = logging.getLogger("slipstream.supervisor")
 _FINAL_CODES = (EXIT_USER, EXIT_HALTED)
-_LEDGER_SECONDS = 10.0
+_LEDGER_SECONDS = 5.0
 
 
 class Supervisor:

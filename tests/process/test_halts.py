@@ -1,0 +1,75 @@
+"""Runs that end by themselves: because going on is useless, or because the data has ended."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from slipstream.errors import EXIT_HALTED
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
+
+FAILING_ENGINE = """
+import os, sys
+if "rollout" in sys.argv and os.environ.get("FAILING_ENGINE"):
+    from slipstream.errors import SlipstreamError
+    from slipstream.rollout.engines.simulated import SimulatedEngine
+    async def generate(self, request):
+        raise SlipstreamError("engine: HTTP 400, no such model")
+        yield
+    SimulatedEngine.generate = generate
+"""
+
+
+def test_a_reward_without_signal_stops_the_run(stack, simulated, tmp_path):
+    """Case 33."""
+    (tmp_path / "constant.py").write_text(
+        "def zero(prompts, completions, **c): return [0.0] * len(completions)\n"
+    )
+    run = stack().up(
+        *simulated,
+        "run.steps=5",
+        f"reward.functions.0.use={tmp_path}/constant.py:zero",
+        "buffer.informative=require",
+        "buffer.max_uninformative=20",
+    )
+    assert run.wait() == EXIT_HALTED, run.text
+    assert "0 of the last 21 groups carry signal" in run.text.strip().splitlines()[-1]
+    assert "dropped 20 " in run.audit()
+    run.assert_gone()
+
+
+def test_a_scorer_that_throws_is_counted_and_stops_the_run_with_its_words(stack, simulated, tmp_path):
+    """Case 24."""
+    (tmp_path / "bad.py").write_text("def bad(prompts, completions, **c): raise KeyError('cell')\n")
+    run = stack().up(
+        *simulated, "run.steps=5", f"reward.functions.0.use={tmp_path}/bad.py:bad", "reward.unscored_window=40"
+    )
+    assert run.wait() == EXIT_HALTED, run.text
+    assert "KeyError" in run.text
+    assert "100% of the last 40 samples are unscored" in run.text.strip().splitlines()[-1]
+    assert "Traceback" not in run.text
+    run.assert_gone()
+
+
+def test_an_engine_that_fails_every_request_stops_the_run_with_its_message(stack, simulated, tmp_path):
+    """Case 79."""
+    (tmp_path / "sitecustomize.py").write_text(FAILING_ENGINE)
+    env = {"PYTHONPATH": str(tmp_path), "FAILING_ENGINE": "1"}
+    run = stack().up(*simulated, "run.steps=5", "staleness.max_staleness=7", env=env)
+    assert run.wait() == EXIT_HALTED, run.text
+    assert "HTTP 400, no such model" in run.text.strip().splitlines()[-1]
+    run.assert_gone()
+
+
+def test_finite_data_ends_by_itself_with_every_prompt_accounted_for(stack, simulated):
+    """Cases 81 and 83: two epochs of an odd number of prompts, the last batch a partial one."""
+    run = stack().up(
+        *simulated, "run.steps=null", "run.epochs=2", "data.limit=21", "data.holdout=4", "batch.groups=4"
+    )
+    assert run.wait() == 0, run.text[-4000:]
+    prompts = int(re.search(r"issued (\d+)", run.audit()).group(1)) // 2
+    assert run.assert_exactly_once() == list(range(2 * prompts))
+    assert len(run.steps()) == -(-2 * prompts // 4)
+    run.assert_gone()

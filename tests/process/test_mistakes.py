@@ -1,0 +1,75 @@
+"""A user's mistake that shows only once processes run: one clear line, which stands last, and exit 2."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+BROKEN_ROWS = "\n".join(
+    [json.dumps({"prompt": "123456", "answer": "x"}), json.dumps({"prompt": "2"}), '{"prompt": ']
+)
+
+
+def files(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text(BROKEN_ROWS)
+    (folder / "throws.py").write_text("raise RuntimeError('no such dictionary')\n")
+
+
+MISTAKES = {
+    "no such model": (["model.source={tmp}/nowhere"], ["model", "nowhere"]),
+    "a broken row": (["data.kind=jsonl", "data.path={tmp}/rows.jsonl"], ["rows.jsonl", "3"]),
+    "a scorer that cannot be imported": (
+        ["reward.functions.0.use={tmp}/throws.py:score"],
+        ["throws.py", "no such dictionary"],
+    ),
+    "an unknown scorer": (["reward.functions.0.use=exact_macth"], ["exact_macth", "exact_match"]),
+    "no server": (["redis.url=unix:///nowhere/redis.sock"], ["redis.url", "/nowhere/redis.sock"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_that_stands_last(stack, quick, tmp_path, mistake):
+    files(tmp_path)
+    settings, words = MISTAKES[mistake]
+    run = stack().up(*quick, "run.steps=2", *(text.format(tmp=tmp_path) for text in settings))
+    assert run.wait(50) == 2, run.text
+    last = run.text.strip().splitlines()[-1]
+    assert all(word in last for word in words), run.text
+    assert "Traceback" not in run.text
+    run.assert_gone()
+
+
+def test_a_folder_that_cannot_be_written_is_named(stack, quick):
+    run = stack()
+    run.up(*quick, "run.steps=2", "run.root=/proc/nowhere")
+    assert run.wait(20) == 2, run.text
+    assert "run.root" in run.text.strip().splitlines()[-1]
+    assert "Traceback" not in run.text
+
+
+@pytest.mark.parametrize("setting", ["network.port", "network.metrics_port"])
+def test_a_port_that_is_taken_is_named(stack, tmp_path, quick, setting):
+    """Cases 96 and 111."""
+    from slipstream.ledger.server import embedded_server
+
+    how = embedded_server(tmp_path / "v")
+    server = subprocess.Popen(how.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = stack()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            run.role_alone("reward", *quick, "run.steps=2", f"{setting}={port}", f"redis.url={how.url}")
+            assert run.wait(30) == 2, run.text
+    finally:
+        server.kill()
+        server.wait()
+    last = run.text.strip().splitlines()[-1]
+    assert setting in last
+    assert str(port) in last
+    assert "Traceback" not in run.text

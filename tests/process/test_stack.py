@@ -1,0 +1,89 @@
+"""A whole run: it learns, its processes are there to be looked at, and two runs leave each other alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+from slipstream.ledger.client import Ledger
+from slipstream.run_folder import RunFolder
+
+pytestmark = pytest.mark.process
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+@pytest.mark.timeout(240)
+def test_the_tiny_model_learns(stack):
+    """Fifty asynchronous steps raise the reward by more than 0.12."""
+    run = stack().up("evaluation.at_start=false", "evaluation.at_end=false", "telemetry.log_format=human")
+    assert run.wait(220) == 0, run.text[-4000:]
+    rewards = [step["reward"] for step in run.steps()]
+    assert len(rewards) == 50
+    assert mean(rewards[-10:]) > mean(rewards[:10]) + 0.12
+    assert "Loading weights" not in run.text
+    run.assert_exactly_once()
+    run.assert_gone()
+
+
+@pytest.mark.timeout(120)
+def test_two_runs_on_one_host_do_not_disturb_each_other(stack, simulated):
+    """Case 96."""
+    runs = [stack().up(*simulated, "run.steps=6") for _ in range(2)]
+    for run in runs:
+        assert run.wait(90) == 0, run.text[-4000:]
+        assert len(run.assert_exactly_once()) == 12
+        run.assert_gone()
+
+
+@pytest.mark.timeout(120)
+async def test_every_process_shows_its_metrics_and_rests_when_there_is_nothing_to_do(stack, simulated):
+    """Case 111, with three reward replicas; then the run is paused, and reward and buffer use next to no CPU."""
+    run = stack().up(*simulated, "run.steps=100000", "reward.replicas=3")
+    run.until_step(2)
+    async with await Ledger.connect(RunFolder(run.root, run.name).live_url or "", run.name) as ledger:
+        members = await ledger.members()
+        await ledger.pause()
+    assert [member.id for member in members] == [
+        "buffer",
+        "learner",
+        "reward-0",
+        "reward-1",
+        "reward-2",
+        "rollout-0",
+    ]
+    assert len({member.metrics_port for member in members}) == len(members)
+    for member in members:
+        page = scrape(member.metrics_port)
+        assert f"slipstream_{member.role}" in page
+    used = busy([run.role(name) for name in ("buffer", "reward-0", "reward-1")], seconds=5.0)
+    assert all(share < 0.04 for share in used), used  # twice the aim, for a busy machine
+    asked = time.monotonic()
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(10) == 0
+    assert time.monotonic() - asked < 5.0
+    run.assert_gone(1.0)
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        text: str = page.read().decode()
+    return text
+
+
+def busy(processes: list[psutil.Process], seconds: float) -> list[float]:
+    """Share of a core that each process uses by itself, its workers not counted."""
+    time.sleep(1.0)  # what was under way ends
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    time.sleep(seconds)
+    return [
+        (sum(process.cpu_times()[:2]) - start) / seconds
+        for process, start in zip(processes, before, strict=True)
+    ]
