@@ -109,6 +109,33 @@ def test_gdpo_normalises_each_component_before_it_adds_them() -> None:
     close(adv.gdpo(components_BK, torch.tensor([2.0, 1.0]), ids, total), math.sqrt(2), -math.sqrt(2), 0, 0)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_tied_group_beside_others_is_exactly_zero_in_gdpo(seed: int) -> None:
+    """Case 26: whitening must not leave the rounding of the batch mean in a group without signal."""
+    random = torch.Generator().manual_seed(seed)
+    ids_B = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1, 2, 1])
+    components_BK = torch.rand(10, 2, generator=random, dtype=torch.float64)
+    components_BK[ids_B == 1] = torch.tensor([0.1, 0.7], dtype=torch.float64)
+    values_B = adv.gdpo(components_BK, torch.tensor([1.0, 0.3]), ids_B, components_BK.sum(1))
+    assert not values_B[ids_B == 1].any()
+    assert values_B[ids_B != 1].all()
+
+
+def test_gdpo_leaves_the_components_of_an_unscored_sample_out() -> None:
+    components_BK = torch.tensor([[1.0, 0.0], [0.0, 1.0], [50.0, 9.0], [0.0, 0.0]], dtype=torch.float64)
+    ids, total, weights_K = groups(0, 0, 0, 0), rewards(1, 1, None, 0), torch.tensor([1.0, 0.5])
+    keep = torch.tensor([0, 1, 3])
+    expected_B = adv.gdpo(components_BK[keep], weights_K, ids[keep], total[keep])
+    values_B = adv.gdpo(components_BK, weights_K, ids, total)
+    torch.testing.assert_close(values_B[keep], expected_B)
+    assert values_B[2] == 0
+
+
+def test_gdpo_needs_a_weight_for_each_component() -> None:
+    with pytest.raises(ValueError, match="1 component weights for 2 reward components"):
+        adv.gdpo(torch.zeros(2, 2), torch.ones(1), groups(0, 0), rewards(1, 0))
+
+
 def test_gopo_ranks_and_averages_ties() -> None:
     close(adv.gopo(rewards(0.1, 9.0, 0.5), groups(0, 0, 0)), -2, 2, 0, atol=0)
     # ranks 1, 2.5, 2.5, 4 of four

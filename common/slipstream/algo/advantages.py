@@ -92,13 +92,22 @@ def gdpo(
     """Each component normalised in its group, weighted sum, then whitened over the batch's scored sequences.
 
     A component that is NaN for a sample adds 0 to it. Unscored samples (`rewards_B` NaN) are out of everything.
-    All groups tied in every component give 0. GDPO, arXiv 2601.05242.
+    A group that is tied in every component gives exactly 0: the batch mean that whitening subtracts is 0 but for
+    rounding, as every group's sum is. GDPO, arXiv 2601.05242.
+
+    Raises:
+        ValueError: There aren't as many weights as components.
     """
+    if len(weights_K) != components_BK.shape[1]:
+        raise ValueError(f"{len(weights_K)} component weights for {components_BK.shape[1]} reward components")
     scored_B = rewards_B.isfinite()
     total_B = torch.zeros(len(rewards_B), dtype=torch.float64, device=rewards_B.device)
+    tied_B = torch.ones_like(scored_B)
     for component_B, weight in zip(components_BK.T, weights_K, strict=True):
-        total_B = total_B + weight * grpo(component_B.where(scored_B, torch.nan), groups_B, std, epsilon)
-    return whiten(total_B, scored_B, std, epsilon)
+        scored_component_B = component_B.where(scored_B, torch.nan)
+        total_B = total_B + weight * grpo(scored_component_B, groups_B, std, epsilon)
+        tied_B = tied_B & Groups(scored_component_B, groups_B).tied_B
+    return whiten(total_B, scored_B, std, epsilon).where(~tied_B, 0.0)
 
 
 def gopo(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
@@ -145,6 +154,8 @@ def reinforce(
     epsilon: float = 1e-6,
 ) -> Tensor:
     """REINFORCE++ advantages [B, T], whitened over all valid tokens. arXiv 2501.03262.
+
+    The mean of the tokens isn't that of the group, so only a batch without any difference gives exactly 0 here.
 
     Args:
         rewards_B: Reward of each completion, paid at its last token.
