@@ -68,9 +68,7 @@ def test_rloo_is_that_of_trl() -> None:
 
 
 def test_rloo_with_kl_in_the_reward_is_that_of_trl() -> None:
-    spec = Objective(
-        advantage="rloo", proximal="recompute", kl_beta=0.05, kl_kind="k1", kl_place="reward", correction="none"
-    )
+    spec = Objective(advantage="rloo", kl_beta=0.05, kl_kind="k1", kl_place="reward", correction="none")
     advantages_BT = prepare(spec, _plain(REWARDS, GROUPS)).advantages_BT
     close(advantages_BT, spread(TRL["advantages/rloo_kl"]))
 
@@ -81,12 +79,9 @@ def _two_scored() -> Tensor:
 
 
 def _plain(rewards_B: Tensor, groups_B: Tensor) -> Batch:
-    logs = (INPUTS[f"plain/{field}"] for field in ("mu", "old", "ref"))
-    sampler_BT, proximal_BT, reference_BT = logs
-    return Batch(
-        rewards_B, groups_B, INPUTS["lengths"], sampler_BT, MASK,
-        proximal_BT=proximal_BT, reference_BT=reference_BT,
-    )  # fmt: skip
+    """Their KL in the reward is of the "old" policy, ours of the sampler: the old policy is handed in as that."""
+    sampler_BT, reference_BT = INPUTS["plain/old"], INPUTS["plain/ref"]
+    return Batch(rewards_B, groups_B, INPUTS["lengths"], sampler_BT, MASK, reference_BT=reference_BT)
 
 
 def test_grpo_is_that_of_verl_in_uneven_groups() -> None:
@@ -112,7 +107,7 @@ def test_reinforce_pp_is_that_of_verl(name: Advantage) -> None:
     close(ours_BT, VERL[f"advantages/{name}"])
     spec = Objective(
         advantage=name, kl_beta=0.05, kl_kind="k1", kl_place="reward", std="sample", std_epsilon=0.0,
-        proximal="recompute", correction="none",
+        correction="none",
     )  # fmt: skip
     close(prepare(spec, _plain(SCORED, UNEVEN)).advantages_BT, VERL[f"advantages/{name}_kl"])
 

@@ -104,19 +104,59 @@ def test_unmasked_poison_is_an_error_that_names_the_sample(
         objective(spec, prepare(spec, replace(batch, **fields)), tensors["learner"])
 
 
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("sampler", "sum of the sampler's top-k logprobs"),
+        ("head", "sum of the learner's top-k logprobs"),
+        ("entropy", "entropy"),
+    ],
+)
+def test_unmasked_poison_in_head_or_entropy_names_the_sample(
+    name: str, says: str, poison: float, make_batch: Callable[..., Batch]
+) -> None:
+    spec, batch = resolve("centred", {"entropy_coeff": 0.01}), make_batch()
+    assert batch.sampler_BT is not None
+    assert batch.head_sampler_BTK is not None
+    tensors = {"sampler": batch.head_sampler_BTK.clone(), "head": batch.head_sampler_BTK.clone()}
+    tensors["entropy"] = torch.ones_like(batch.sampler_BT)
+    tensors[name][5, 3] = poison
+    spoiled, pi_BT = replace(batch, head_sampler_BTK=tensors["sampler"]), batch.sampler_BT
+    with pytest.raises(NonFiniteError, match=f"^{says} of sample 5, token 3 is "):
+        objective(spec, prepare(spec, spoiled), pi_BT, tensors["entropy"], tensors["head"])
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_bfloat16_inputs_give_float32_losses_and_finite_gradients(
-    recipe: str, make_batch: Callable[..., Batch]
+def test_batch_of_nothing_gives_loss_zero_and_no_step(recipe: str) -> None:
+    """Case 46."""
+    spec, none_BT = resolve(recipe, {"horizon": 4}), torch.zeros(0, 0)
+    ids_B = torch.zeros(0, dtype=torch.long)
+    batch = Batch(
+        torch.zeros(0), ids_B, ids_B, none_BT, ages_BT=none_BT.long(), proximal_BT=none_BT,
+        components_BK=torch.zeros(0, 2), head_sampler_BTK=torch.zeros(0, 0, 2),
+    )  # fmt: skip
+    prepared = prepare(spec, batch)
+    loss, tally = objective(spec, prepared, none_BT.requires_grad_(), head_BTK=torch.zeros(0, 0, 2))
+    assert loss == 0
+    assert not prepared.trainable
+    assert all(math.isfinite(v) for v in finish_metrics(tally.merge(prepared.tally)).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_half_precision_inputs_give_float32_losses_and_finite_gradients(
+    recipe: str, dtype: torch.dtype, make_batch: Callable[..., Batch]
 ) -> None:
     """Case 55."""
-    spec, batch = resolve(recipe, TERMS), make_batch(dtype=torch.bfloat16)
+    spec, batch = resolve(recipe, TERMS), make_batch(dtype=dtype)
     assert batch.sampler_BT is not None
-    parameter = torch.nn.Parameter(torch.zeros(8, 6, dtype=torch.bfloat16))
+    parameter = torch.nn.Parameter(torch.zeros(8, 6, dtype=dtype))
     pi_BT = batch.sampler_BT + parameter
     loss, _ = objective(spec, prepare(spec, batch), pi_BT, -pi_BT, batch.head_sampler_BTK)
     assert loss.dtype == torch.float32
     loss.backward()
-    torch.optim.AdamW([parameter]).step()
+    torch.optim.AdamW([parameter], eps=1e-4).step()  # the usual 1e-8 is 0 in float16
     assert parameter.isfinite().all()
 
 

@@ -176,6 +176,26 @@ def test_kl_in_the_reward_lowers_the_return_of_what_strays() -> None:
     assert prepared.advantages_BT[:, 0].tolist() == [0.25, -0.25]
 
 
+def test_kl_in_the_reward_is_of_the_sampler_with_a_proximal_policy_too(make_batch: Make) -> None:
+    fields = {"kl_beta": 0.5, "kl_place": "reward", "kl_kind": "k1"}
+    spec, batch = resolve("decoupled_ppo", fields), make_batch()
+    later = prepare(spec, replace(batch, proximal_BT=None))
+    assert torch.equal(prepare(spec, batch).advantages_BT, later.advantages_BT)
+
+
+def test_half_precision_logprobs_are_widened_before_they_are_subtracted() -> None:
+    """10.0546875 has no bfloat16: the difference of two exact inputs would be 10.0625."""
+    half = torch.bfloat16
+    far, near = torch.tensor([[-10.0625], [-1.0]], dtype=half), torch.tensor([[-0.0078125], [-1.0]], dtype=half)
+    batch = replace(simple([1, 1], [1, 1]), sampler_BT=far, reference_BT=near)
+    fields = {"advantage": "mean_only", "kl_beta": 1.0, "kl_place": "reward", "kl_kind": "k1"}
+    assert prepare(resolve("grpo", fields), batch).advantages_BT[0, 0] == 10.0546875 / 2
+    moment = 10.0546875**2 / 2
+    for tau, kept in ((moment + 0.01, 2), (moment - 0.01, 1)):
+        spec = resolve("m2po", {"m2po_tau": tau})
+        assert int(prepare(spec, replace(batch, proximal_BT=near)).keep_BT.sum()) == kept
+
+
 def test_m2po_needs_the_whole_batch_and_may_come_later(make_batch: Make) -> None:
     spec, batch = resolve("m2po", {"m2po_tau": 0.005}), make_batch()
     whole = prepare(spec, batch)
@@ -203,6 +223,53 @@ def test_advantages_can_be_given_and_clamped() -> None:
     prepared = prepare(resolve("grpo", {"advantage": "given", "advantage_clamp": 2.0}), batch)
     assert prepared.advantages_BT[:, 0].tolist() == [0.5, -2.0, 0.0]
     assert prepared.mask_BT[:, 0].tolist() == [True, True, False]
+
+
+def test_given_advantages_count_only_where_they_are_asked_for() -> None:
+    batch = simple([1, 0, None], [1, 1, 1], given_B=torch.tensor([7.0, 7.0, 7.0]))
+    prepared = prepare(resolve("grpo"), batch)
+    assert prepared.advantages_BT[:, 0].tolist() == pytest.approx([1, -1, 0], abs=1e-5)
+    given = prepare(resolve("grpo", {"advantage": "given"}), batch)
+    assert given.advantages_BT[:, 0].tolist() == [7, 7, 7]
+    for result in (prepared, given):
+        assert metric(result, "reward_mean") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"ages_BT": torch.zeros(2, 1, dtype=torch.long)}, r"ages_BT has shape \(2, 1\), but B = 2, T = 2"),
+        ({"groups_B": torch.zeros(3, dtype=torch.long)}, r"groups_B has shape \(3,\), but B = 2, T = 2"),
+        ({"sampler_BT": torch.zeros(2)}, r"sampler_BT has shape \(2,\), but B = 2"),
+        (
+            {"head_sampler_BTK": torch.zeros(2, 3, 4)},
+            r"head_sampler_BTK has shape \(2, 3, 4\), but B = 2, T = 2",
+        ),
+        ({"lengths_B": torch.tensor([2, 3])}, "lengths_B holds 3, but T = 2"),
+    ],
+)
+def test_field_that_does_not_fit_is_named(changes: dict[str, torch.Tensor], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        prepare(resolve("grpo"), replace(simple([1, 0], [2, 2]), **changes))
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2, 3), (4,)])
+def test_logprobs_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    batch = simple([1, 0], [2, 2])
+    with pytest.raises(ValueError, match=r"logprobs_BT has shape .*, but the batch's mask \(2, 2\)"):
+        objective(resolve("grpo"), prepare(resolve("grpo"), batch), torch.zeros(shape))
+    spec = resolve("decoupled_ppo")
+    with pytest.raises(ValueError, match=r"proximal_BT has shape .*, but the batch's mask \(2, 2\)"):
+        add_proximal(spec, prepare(spec, batch), torch.zeros(shape))
+
+
+def test_correction_without_sampler_logprobs_is_never_silently_off() -> None:
+    batch = replace(simple([1, 0], [2, 2]), sampler_BT=None)
+    with pytest.raises(ValueError, match="the objective needs sampler_BT"):
+        objective(resolve("grpo"), prepare(resolve("grpo"), batch), torch.zeros(2, 2))
+    spec = resolve("grpo", {"correction": "none"})
+    loss, _ = objective(spec, prepare(spec, batch), torch.zeros(2, 2))
+    assert loss.isfinite()
 
 
 def test_soft_overlong_buffer_is_a_width() -> None:

@@ -89,6 +89,41 @@ class Prepared:
         return replace(self, **changed)
 
 
+def check_shapes(batch: Batch) -> None:
+    """Check that all fields agree in B and T, and that no completion is longer than T.
+
+    Raises:
+        ValueError: Naming the first field that doesn't fit, and what it was measured against.
+    """
+    width = batch.sampler_BT.shape[1] if batch.sampler_BT is not None and batch.sampler_BT.dim() == 2 else None
+    known: dict[str, int] = {"B": len(batch.rewards_B)} | ({} if width is None else {"T": width})
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if not isinstance(value, Tensor):
+            continue
+        dims = field.name.rsplit("_", 1)[1]
+        fits = value.dim() == len(dims)
+        if not fits or any(
+            known.setdefault(d, n) != n for d, n in zip(dims, value.shape, strict=True) if d != "K"
+        ):
+            sizes = ", ".join(f"{name} = {size}" for name, size in known.items())
+            raise ValueError(f"{field.name} has shape {tuple(value.shape)}, but {sizes}")
+    longest = int(batch.lengths_B.max()) if len(batch.lengths_B) else 0
+    if longest > known.get("T", longest):
+        raise ValueError(f"lengths_B holds {longest}, but T = {known['T']}")
+
+
 def length_mask(lengths_B: Tensor, width: int) -> Tensor:
     """True for the first `lengths_B` positions [B, width]; ids never decide, so pad may equal eos."""
     return torch.arange(width, device=lengths_B.device) < lengths_B[:, None]
+
+
+def need(value: Tensor | None, name: str) -> Tensor:
+    """An optional tensor that the objective cannot do without.
+
+    Raises:
+        ValueError: It is missing.
+    """
+    if value is None:
+        raise ValueError(f"the objective needs {name}, which was not given")
+    return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from slipstream.algo.ranges import out_of_range
 from slipstream.algo.spec import Objective, invalid
 
 SAMPLER_ANCHORED = ("vespo", "dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "dro")
@@ -45,12 +46,12 @@ class Context:
 
 def contradictions(spec: Objective, context: Context | None = None) -> tuple[list[str], list[str]]:
     """Everything that is wrong with an objective in its context: (refused, warned), one line each."""
+    if mistyped := invalid(spec):
+        return mistyped, []
     context = context or Context()
-    refused = invalid(spec)
-    if not refused:
-        refused = [text for rules in _REFUSED for wrong, text in rules(spec, context) if wrong]
-    warned = [] if refused and invalid(spec) else [text for wrong, text in _warned(spec, context) if wrong]
-    return refused, warned
+    refused = [text for rules in _REFUSED for wrong, text in rules(spec, context) if wrong]
+    warned = [text for wrong, text in _warned(spec, context) if wrong]
+    return out_of_range(spec) + refused, warned
 
 
 def corrects(spec: Objective) -> bool:
@@ -62,6 +63,13 @@ def corrects(spec: Objective) -> bool:
         or (_uses_ratio(spec) and spec.proximal == "sampler")
         or any(bound is not None for bound in (*masks, spec.off_policy_delta, spec.m2po_tau))
     )
+
+
+def needs_sampler(spec: Objective) -> bool:
+    """Whether the objective cannot be computed without the sampler's logprobs."""
+    in_reward = spec.kl_beta > 0 and spec.kl_place == "reward"
+    anchored = spec.proximal in ("sampler", "approximate")
+    return corrects(spec) or anchored or spec.score_centring or in_reward
 
 
 Rules = Iterator[tuple[bool, str]]
@@ -77,13 +85,12 @@ def _sequence_ratio(spec: Objective) -> bool:
 
 def _off_policy(s: Objective, c: Context) -> Rules:
     weighted = s.correction != "none"
-    needs_mu = corrects(s) or s.proximal in ("sampler", "approximate") or s.score_centring
     yield (
         c.max_staleness > 0 and not corrects(s),
         f"max_staleness {c.max_staleness} with no correction of any kind; set correction, or proximal: sampler",
     )
     yield (
-        needs_mu and not c.has_sampler_logprobs,
+        needs_sampler(s) and not c.has_sampler_logprobs,
         f"correction {s.correction}, proximal {s.proximal}, loss {s.loss} need sampler logprobs, which are off",
     )
     yield (
@@ -95,8 +102,8 @@ def _off_policy(s: Objective, c: Context) -> Rules:
         f"correction {s.correction} with proximal sampler corrects twice; set one of them to none",
     )
     yield (
-        s.correction in ("tis", "mis") and s.cap_high is None and s.cap_low is None,
-        f"correction {s.correction} without cap_high or cap_low bounds nothing; set one, or correction: raw",
+        s.correction == "mis" and s.cap_high is None and s.cap_low is None,
+        "correction mis without cap_high or cap_low bounds nothing; set one, or correction: raw",
     )
     yield s.correction == "tis" and s.cap_high is None, "correction tis needs cap_high"
     yield (
@@ -137,6 +144,10 @@ def _losses(s: Objective, c: Context) -> Rules:
         f"loss cispo is per token: correction_level must be token, got {s.correction_level}",
     )
     yield (
+        s.loss == "cispo" and s.proximal == "none",
+        "loss cispo with proximal none has a ratio of 1 and caps nothing; set proximal: sampler",
+    )
+    yield (
         s.score_centring
         and not (s.loss in ("reinforce", "no_ratio", "clip") and s.proximal == "none" and s.dual_clip is None),
         f"score_centring with loss {s.loss} and proximal {s.proximal}; needs reinforce or clip, and none",
@@ -145,13 +156,12 @@ def _losses(s: Objective, c: Context) -> Rules:
         s.score_centring and s.correction != "none" and s.correction_level != "token",
         f"score_centring needs correction_level token, got {s.correction_level}",
     )
-    yield s.aggregation == "fixed_length" and not s.horizon, "aggregation fixed_length needs horizon"
+    yield s.aggregation == "fixed_length" and s.horizon is None, "aggregation fixed_length needs horizon"
     yield (
         s.kl_beta > 0 and not c.has_reference,
         f"kl_beta {s.kl_beta} without a reference model",
     )
     yield s.kl_beta == 0 and c.has_reference, "a reference model with kl_beta 0 would only cost time"
-    yield s.kl_beta < 0, f"kl_beta {s.kl_beta} is negative"
     yield (
         s.kl_beta > 0 and s.kl_place == "reward" and s.kl_kind.endswith("weighted"),
         f"kl_kind {s.kl_kind} weights a gradient; in the reward use k1, k2 or k3",
@@ -171,15 +181,33 @@ def _rewards(s: Objective, c: Context) -> Rules:
         s.advantage == "gdpo" and c.reward_components < 2,
         f"advantage gdpo needs two or more reward components, got {c.reward_components}",
     )
-    shaping = s.overlong_length is not None or s.length_reward != "none" or s.reward_scale != 1.0
+    in_reward = s.kl_beta > 0 and s.kl_place == "reward"
+    shaping = (
+        s.overlong_length is not None
+        or s.length_reward != "none"
+        or s.reward_scale != 1.0
+        or s.reward_low is not None
+        or s.reward_high is not None
+    )
     yield s.advantage == "gdpo" and shaping, "advantage gdpo takes components: shape those, not their sum"
+    yield s.advantage == "given" and shaping, "advantage given takes no rewards: there is nothing to shape"
+    yield (
+        s.advantage in ("gdpo", "given") and in_reward,
+        f"advantage {s.advantage} takes no KL in the reward; set kl_place: loss",
+    )
+    yield (
+        s.advantage == "maxrl" and (s.overlong_length is not None or s.length_reward == "linear" or in_reward),
+        "advantage maxrl needs rewards >= 0, which overlong_length, length_reward linear and kl_place reward lower",
+    )
     yield (
         (s.overlong_length is None) != (s.overlong_buffer is None),
         "overlong_length and overlong_buffer go together",
     )
     yield (
-        s.overlong_length is not None and not 0 < (s.overlong_buffer or 1) <= s.overlong_length,
-        f"overlong_buffer {s.overlong_buffer} must be between 1 and overlong_length {s.overlong_length}",
+        s.overlong_length is not None
+        and s.overlong_buffer is not None
+        and s.overlong_buffer > s.overlong_length,
+        f"overlong_buffer {s.overlong_buffer} must not be over overlong_length {s.overlong_length}",
     )
     yield (
         c.min_informative_groups is not None and c.min_informative_frac is not None,
@@ -220,6 +248,11 @@ def _warned(s: Objective, c: Context) -> Rules:
     yield (
         s.loss == "gspo" and widest > 0.05,
         f"loss gspo with a clip of {widest} never clips; the paper has 3e-4, 4e-4",
+    )
+    idle = "dual_clip" if s.dual_clip is not None else f"loss {s.loss}"
+    yield (
+        s.proximal == "none" and (s.dual_clip is not None or s.loss in ("gspo", "sapo", "importance")),
+        f"{idle} with proximal none has a ratio of 1 and never acts; set proximal: sampler",
     )
     yield (
         c.min_informative_groups is not None

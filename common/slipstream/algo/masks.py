@@ -48,7 +48,7 @@ def second_moment_kept(sampler_BT: Tensor, proximal_BT: Tensor, mask_BT: Tensor,
     Takes the *global* batch: a version per micro-batch would depend on the split. At least one token stays.
     arXiv 2510.01161.
     """
-    square_BT = log_ratio(sampler_BT, proximal_BT, mask_BT).double().square()
+    square_BT = log_ratio(sampler_BT.double(), proximal_BT.double(), mask_BT).square()
     ordered_N, order_N = square_BT[mask_BT].sort(stable=True)
     means_N = ordered_N.cumsum(0) / torch.arange(1, len(ordered_N) + 1, device=square_BT.device)
     kept_N = means_N < tau

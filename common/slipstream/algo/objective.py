@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from slipstream.algo import diagnostics
-from slipstream.algo.batch import Prepared
+from slipstream.algo.batch import Prepared, need
 from slipstream.algo.centring import centring_loss
+from slipstream.algo.contradictions import needs_sampler
 from slipstream.algo.correction import Corrected, correct
-from slipstream.algo.finite import require_finite
+from slipstream.algo.finite import head_sum, require_finite
 from slipstream.algo.kl import kl_penalty
 from slipstream.algo.losses import ratio, sampler
 from slipstream.algo.losses.base import Terms, TokenLoss
@@ -45,10 +46,10 @@ def objective(
         head_BTK: log pi of the sampler's top-k ids, for score centring and top-k DPPO.
 
     Raises:
-        NonFiniteError: log pi of a token in the loss is NaN or infinite; names the sample.
-        ValueError: The objective needs an input that was not given.
+        NonFiniteError: log pi or the entropy of a token in the loss is NaN or infinite; names the sample.
+        ValueError: The objective needs an input that was not given, or `logprobs_BT` has another shape.
     """
-    require_finite("learner", logprobs_BT, part.mask_BT, part.index_B)
+    _check(spec, part, logprobs_BT, entropy_BT, head_BTK)
     terms, log_rho_BT = _terms(spec, part, logprobs_BT, head_BTK)
     corrected = correct(spec, part, log_rho_BT, terms.log_u_BT.detach(), terms.advantages_BT)
     policy = policy_loss(spec, terms)
@@ -59,9 +60,8 @@ def objective(
     if kl_BT is not None and spec.kl_place == "loss":
         loss_BT = loss_BT + spec.kl_beta * kl_BT
     if spec.entropy_coeff != 0:
-        if entropy_BT is None:
-            raise ValueError("entropy_coeff needs entropy_BT")
-        loss_BT = loss_BT - spec.entropy_coeff * entropy_BT.to(loss_BT.dtype).where(part.fresh_BT, 0.0)
+        bonus_BT = need(entropy_BT, "entropy_BT").to(loss_BT.dtype)
+        loss_BT = loss_BT - spec.entropy_coeff * bonus_BT.where(part.fresh_BT, 0.0)
     loss = (part.scale_BT.to(loss_BT.dtype) * loss_BT.where(part.mask_BT, 0.0)).sum()
     return loss, diagnostics.tally(spec, part, terms, policy, corrected, log_rho_BT, loss, kl_BT, entropy_BT)
 
@@ -97,6 +97,23 @@ def policy_loss(spec: Objective, terms: Terms) -> TokenLoss:
     raise ValueError(f"loss {spec.loss!r} is unknown")
 
 
+def _check(
+    spec: Objective, part: Prepared, logprobs_BT: Tensor, entropy_BT: Tensor | None, head_BTK: Tensor | None
+) -> None:
+    """Refuse what would broadcast by accident, hide a NaN, or correct against a sampler that isn't known."""
+    if logprobs_BT.shape != part.mask_BT.shape:
+        shape, wanted = tuple(logprobs_BT.shape), tuple(part.mask_BT.shape)
+        raise ValueError(f"logprobs_BT has shape {shape}, but the batch's mask {wanted}")
+    if needs_sampler(spec):
+        need(part.sampler_BT, "sampler_BT")
+    require_finite("learner logprob", logprobs_BT, part.mask_BT, part.index_B)
+    if entropy_BT is not None:
+        require_finite("entropy", entropy_BT, part.mask_BT, part.index_B)
+    if head_BTK is not None and part.head_sampler_BTK is not None:
+        summed_BT = head_sum(head_BTK, part.head_sampler_BTK.isfinite())
+        require_finite("sum of the learner's top-k logprobs", summed_BT, part.mask_BT, part.index_B)
+
+
 def _terms(
     spec: Objective, part: Prepared, logprobs_BT: Tensor, head_BTK: Tensor | None
 ) -> tuple[Terms, Tensor]:
@@ -109,9 +126,9 @@ def _terms(
     if spec.proximal == "sampler":
         anchor_BT = mu_BT
     elif spec.proximal == "recompute":
-        anchor_BT = rho_top_BT = _need(part.proximal_BT, "proximal_BT").to(dtype)
+        anchor_BT = rho_top_BT = need(part.proximal_BT, "proximal_BT").to(dtype)
     elif spec.proximal == "approximate":
-        anchor_BT = rho_top_BT = proximal_guess(mu_BT, pi_BT, _need(part.ages_BT, "ages_BT"))
+        anchor_BT = rho_top_BT = proximal_guess(mu_BT, pi_BT, need(part.ages_BT, "ages_BT"))
     head_sampler_BTK = part.head_sampler_BTK
     if head_BTK is not None and head_sampler_BTK is not None:
         head_BTK = head_BTK.to(dtype).where(mask_BT[..., None], 0.0)
@@ -131,8 +148,8 @@ def _terms(
 
 def _centring(spec: Objective, terms: Terms, corrected: Corrected) -> Tensor:
     head_BTK, head_sampler_BTK = (
-        _need(terms.head_BTK, "head_BTK"),
-        _need(terms.head_sampler_BTK, "head_sampler_BTK"),
+        need(terms.head_BTK, "head_BTK"),
+        need(terms.head_sampler_BTK, "head_sampler_BTK"),
     )
     extra_BT = centring_loss(
         terms.advantages_BT, head_BTK, head_sampler_BTK, spec.correction, spec.cap_high, spec.cap_low
@@ -151,9 +168,3 @@ def _kl(spec: Objective, part: Prepared, terms: Terms, corrected: Corrected) -> 
     return kl_penalty(
         spec.kl_kind, terms.logprobs_BT, reference_BT, ratio_BT, part.fresh_BT, spec.kl_coeff_clamp
     )
-
-
-def _need(value: Tensor | None, name: str) -> Tensor:
-    if value is None:
-        raise ValueError(f"the objective needs {name}, which was not given")
-    return value

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from slipstream.algo import advantages as adv
 from slipstream.algo.aggregation import token_scales
-from slipstream.algo.batch import Batch, Prepared, length_mask
-from slipstream.algo.finite import require_finite
+from slipstream.algo.batch import Batch, Prepared, check_shapes, length_mask, need
+from slipstream.algo.finite import head_sum, require_finite
 from slipstream.algo.kl import kl_value_and_coefficient
 from slipstream.algo.masks import fresh_tokens, second_moment_kept
 from slipstream.algo.metrics import Tally
@@ -34,9 +34,11 @@ def prepare(spec: Objective, batch: Batch) -> Prepared:
 
     Raises:
         NonFiniteError: A log-probability inside the mask is NaN or infinite; names the sample.
-        ValueError: The objective needs something that the batch lacks, or an age is negative.
+        ValueError: The objective needs something that the batch lacks, two fields differ in shape, or an age is
+            negative.
     """
-    raw_B = batch.rewards_B if batch.given_B is None else batch.given_B
+    check_shapes(batch)
+    raw_B = need(batch.given_B, "given_B") if spec.advantage == "given" else batch.rewards_B
     dropped_B = _lone(spec, raw_B, batch.groups_B)
     rewards_B = shape_rewards(spec, raw_B.double(), batch.groups_B, batch.lengths_B).where(
         ~dropped_B, torch.nan
@@ -69,13 +71,17 @@ def add_proximal(spec: Objective, prepared: Prepared, proximal_BT: Tensor) -> Pr
 
     Raises:
         NonFiniteError: A log-probability inside the mask is NaN or infinite; names the sample.
+        ValueError: The shape is not that of the batch's mask.
     """
+    if proximal_BT.shape != prepared.mask_BT.shape:
+        wanted = tuple(prepared.mask_BT.shape)
+        raise ValueError(f"proximal_BT has shape {tuple(proximal_BT.shape)}, but the batch's mask {wanted}")
     rows_B = proximal_rows(spec, prepared)
     looked_BT = prepared.keep_BT & rows_B[:, None]
-    require_finite("proximal", proximal_BT, looked_BT, prepared.index_B)
+    require_finite("proximal logprob", proximal_BT, looked_BT, prepared.index_B)
     keep_BT = prepared.keep_BT
     if spec.m2po_tau is not None:
-        sampler_BT = _need(prepared.sampler_BT, "sampler_BT")
+        sampler_BT = need(prepared.sampler_BT, "sampler_BT")
         keep_BT = second_moment_kept(sampler_BT, proximal_BT, looked_BT, spec.m2po_tau)
     gradient_B = _gradient(spec, prepared.fresh_BT, keep_BT, prepared.advantages_BT)
     proximal_BT = proximal_BT.where(rows_B[:, None], 0.0)
@@ -95,12 +101,14 @@ def _lone(spec: Objective, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
 
 
 def _loss_mask(spec: Objective, batch: Batch, scored_B: Tensor) -> Tensor:
-    width = batch.sampler_BT.shape[1] if batch.sampler_BT is not None else int(batch.lengths_B.max())
+    longest = int(batch.lengths_B.max()) if len(batch.lengths_B) else 0
+    padded_BT = batch.sampler_BT if batch.sampler_BT is not None else batch.mask_BT
+    width = longest if padded_BT is None else padded_BT.shape[1]
     mask_BT = length_mask(batch.lengths_B, width) & scored_B[:, None]
     if batch.mask_BT is not None:
         mask_BT = mask_BT & batch.mask_BT
     if spec.mask_truncated:
-        mask_BT = mask_BT & ~_need(batch.truncated_B, "truncated_B")[:, None]
+        mask_BT = mask_BT & ~need(batch.truncated_B, "truncated_B")[:, None]
     return mask_BT
 
 
@@ -108,14 +116,18 @@ def _check(batch: Batch, mask_BT: Tensor) -> None:
     index_B = torch.arange(len(mask_BT), device=mask_BT.device)
     for name, values_BT in (("sampler", batch.sampler_BT), ("reference", batch.reference_BT)):
         if values_BT is not None:
-            require_finite(name, values_BT, mask_BT, index_B)
+            require_finite(f"{name} logprob", values_BT, mask_BT, index_B)
+    head_BTK = batch.head_sampler_BTK
+    if head_BTK is not None:
+        real_BTK = head_BTK != -torch.inf
+        require_finite("sum of the sampler's top-k logprobs", head_sum(head_BTK, real_BTK), mask_BT, index_B)
 
 
 def _fresh(batch: Batch, mask_BT: Tensor) -> Tensor:
     """Tokens of the mask inside the age bound [B, T]; ages are checked even when there is no bound."""
     if batch.ages_BT is None and batch.max_age is None:
         return mask_BT
-    ages_BT = _need(batch.ages_BT, "ages_BT")
+    ages_BT = need(batch.ages_BT, "ages_BT")
     return mask_BT & fresh_tokens(ages_BT, mask_BT, batch.max_age)
 
 
@@ -148,7 +160,7 @@ def _sample_advantages(spec: Objective, batch: Batch, rewards_B: Tensor) -> Tens
         case "batch_scaled":
             return adv.batch_scaled(rewards_B, groups_B, spec.std, spec.std_epsilon)
         case "gdpo":
-            components_BK = _need(batch.components_BK, "components_BK")
+            components_BK = need(batch.components_BK, "components_BK")
             weights_K = batch.component_weights_K
             weights_K = torch.ones(components_BK.shape[1]) if weights_K is None else weights_K
             return adv.gdpo(components_BK, weights_K, groups_B, rewards_B, spec.std, spec.std_epsilon)
@@ -157,17 +169,17 @@ def _sample_advantages(spec: Objective, batch: Batch, rewards_B: Tensor) -> Tens
         case "maxrl":
             return adv.maxrl(rewards_B, groups_B)
         case "given":
-            return _need(batch.given_B, "given_B").double().nan_to_num(0.0)
+            return need(batch.given_B, "given_B").double().nan_to_num(0.0)
     raise ValueError(f"advantage {spec.advantage!r} is unknown")
 
 
 def _reward_penalty(spec: Objective, batch: Batch, mask_BT: Tensor) -> Tensor | None:
-    """beta KL of each token for KL in the reward, of the proximal policy if there, else of the sampler."""
+    """beta KL(sampler, reference) of each token, for KL in the reward: of the policy that earned the reward."""
     if spec.kl_beta == 0 or spec.kl_place != "reward":
         return None
-    policy_BT = batch.proximal_BT if batch.proximal_BT is not None else _need(batch.sampler_BT, "sampler_BT")
-    reference_BT = _need(batch.reference_BT, "reference_BT")
-    z_BT = (reference_BT - policy_BT).double().where(mask_BT, 0.0)
+    sampler_BT = need(batch.sampler_BT, "sampler_BT")
+    reference_BT = need(batch.reference_BT, "reference_BT")
+    z_BT = (reference_BT.double() - sampler_BT.double()).where(mask_BT, 0.0)
     return spec.kl_beta * kl_value_and_coefficient(spec.kl_kind, z_BT, torch.ones_like(z_BT))[0]
 
 
@@ -178,8 +190,8 @@ def _gradient(spec: Objective, fresh_BT: Tensor, keep_BT: Tensor, advantages_BT:
     return (keep_BT & ((advantages_BT != 0) | (spec.loss == "dro"))).any(1)
 
 
-def _tally(batch: Batch, rewards_B: Tensor, mask_BT: Tensor, fresh_BT: Tensor) -> Tally:
-    groups = adv.Groups(rewards_B, batch.groups_B)
+def _tally(batch: Batch, raw_B: Tensor, mask_BT: Tensor, fresh_BT: Tensor) -> Tally:
+    groups = adv.Groups(batch.rewards_B, batch.groups_B)
     scored_B, tied_B = groups.scored_B, groups.tied_B
     share_B = scored_B / groups.size_B.clamp(min=1)  # adds up to 1 over the scored members of a group
     counted = share_B.sum()
@@ -192,8 +204,8 @@ def _tally(batch: Batch, rewards_B: Tensor, mask_BT: Tensor, fresh_BT: Tensor) -
         "right_groups": share_B[tied_B & (groups.high_B > 0)].sum(),
         "wrong_groups": share_B[tied_B & (groups.high_B <= 0)].sum(),
         "dropped_groups": groups.count - share_B[groups.size_B > 1].sum(),
-        "unscored": (~scored_B).sum(),
-        "samples": float(len(rewards_B)),
+        "unscored": (~raw_B.isfinite()).sum(),
+        "samples": float(len(scored_B)),
         "scored": scored_B.sum(),
         "rewards": groups.rewards_B.sum(),
         "lengths": batch.lengths_B.sum(),
@@ -201,9 +213,3 @@ def _tally(batch: Batch, rewards_B: Tensor, mask_BT: Tensor, fresh_BT: Tensor) -
     if batch.truncated_B is not None:
         sums["truncated"] = batch.truncated_B.sum()
     return Tally.of(sums, {"lengths": batch.lengths_B.max()} if len(batch.lengths_B) else {})
-
-
-def _need(value: Tensor | None, name: str) -> Tensor:
-    if value is None:
-        raise ValueError(f"the objective needs {name}, which the batch does not hold")
-    return value

@@ -61,7 +61,7 @@ class Objective:
     std_epsilon: Annotated[float, "added to each standard deviation before dividing"] = 1e-6
     advantage_clamp: Annotated[float | None, "bound on the absolute value of an advantage"] = None
 
-    # Policy loss (losses.py)
+    # Policy loss (losses/)
     loss: Annotated[LossName, "policy loss of a token"] = "clip"
     proximal: Annotated[
         Proximal,
@@ -81,7 +81,7 @@ class Objective:
     dppo_ratio_cap: Annotated[float, "DPPO upper bound on the detached ratio"] = 20.0
     dro_beta: Annotated[float, "DRO weight of the squared log-ratio"] = 0.1
 
-    # Correction for sampler against learner (importance.py); weights are detached
+    # Correction for sampler against learner (ratios.py, masks.py, centring.py); weights are detached
     correction: Annotated[Correction, "weight from rho: off, raw, truncated at cap_high, or zero outside"] = (
         "tis"
     )

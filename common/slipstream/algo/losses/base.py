@@ -38,7 +38,8 @@ class TokenLoss:
 
 def unbounded(loss_BT: Tensor, mask_BT: Tensor) -> TokenLoss:
     """A token loss without any bound."""
-    return TokenLoss(loss_BT, ~mask_BT & mask_BT, ~mask_BT & mask_BT)
+    nowhere_BT = torch.zeros_like(mask_BT)
+    return TokenLoss(loss_BT, nowhere_BT, nowhere_BT)
 
 
 def by_sign(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
