@@ -49,6 +49,28 @@ def test_ratios_are_measured_before_and_after_the_cut() -> None:
     assert masked[NAME + "mismatch_k3_nats"] == pytest.approx(float((weights - 1).sum()) / 3 - 0.6, rel=1e-5)
 
 
+def test_kl_is_that_of_the_tokens_inside_the_age_bound() -> None:
+    batch = Batch(
+        rewards_B=torch.tensor([1.0, 0.0]),
+        groups_B=torch.tensor([0, 0]),
+        lengths_B=torch.tensor([2, 1]),
+        sampler_BT=torch.full((2, 2), -1.0),
+        reference_BT=torch.tensor([[-9.0, -3.0], [-2.0, 0.0]]),
+        ages_BT=torch.tensor([[5, 1], [0, 0]]),
+        max_age=1,
+    )
+    spec = resolve("grpo", {"kl_kind": "k1", "kl_beta": 0.1})
+    values = finish_metrics(objective(spec, prepare(spec, batch), torch.full((2, 2), -1.0))[1])
+    assert values[NAME + "kl_nats"] == pytest.approx((2.0 + 1.0) / 2)
+    assert values[NAME + "kl_nats_max"] == pytest.approx(2.0)
+
+
+def test_dro_has_a_gradient_without_an_advantage() -> None:
+    assert weights_of("dro", advantage="mean_only")[NAME + "gradient_tokens"] == 3
+    assert weights_of("grpo")[NAME + "gradient_tokens"] == 3
+    assert weights_of("grpo", advantage="mean_only")[NAME + "gradient_tokens"] == 0
+
+
 @pytest.mark.parametrize(("size", "expected"), [(2, 0.702), (4, 0.449), (8, 0.201)])
 def test_share_of_groups_without_signal_is_what_probability_says(size: int, expected: float) -> None:
     """Case 34: binary reward, success rate .1819, 10 000 groups."""

@@ -32,6 +32,7 @@ def tally(
     """Everything `metrics.METRICS` needs of this slice."""
     mask_BT, weight_BT = part.mask_BT, corrected.weight_BT
     ratio_BT = terms.log_r_BT.exp()
+    pulled_BT = (terms.advantages_BT != 0) | (spec.loss == "dro")
     live_BT = mask_BT & (weight_BT > 0)
     # CISPO's bound caps a weight and leaves the gradient; every other loss's bound takes the gradient away.
     stopped_BT = (policy.high_BT | policy.low_BT) & (spec.loss != "cispo")
@@ -40,7 +41,7 @@ def tally(
         "tokens": mask_BT.sum(),
         "sequences": mask_BT.any(1).sum(),
         "kept_sequences": live_BT.any(1).sum(),
-        "gradient_tokens": (live_BT & ~stopped_BT & (terms.advantages_BT != 0)).sum(),
+        "gradient_tokens": (live_BT & ~stopped_BT & pulled_BT).sum(),
         "clip_high": policy.high_BT.sum(),
         "clip_low": policy.low_BT.sum(),
         "ratio": _sum(ratio_BT, mask_BT),
@@ -55,8 +56,8 @@ def tally(
         sums |= _against_sampler(terms.log_u_BT, corrected.raw_BT, log_rho_BT, mask_BT)
         maxima["raw"] = _max(corrected.raw_BT, mask_BT)
     if kl_BT is not None:
-        sums["kl"] = _sum(kl_BT, mask_BT)
-        maxima["kl"] = _max(kl_BT, mask_BT)
+        sums |= {"kl": _sum(kl_BT, part.fresh_BT), "kl_tokens": part.fresh_BT.sum()}
+        maxima["kl"] = _max(kl_BT, part.fresh_BT)
     if entropy_BT is not None:
         sums |= {"entropy": _sum(entropy_BT, mask_BT), "entropy_tokens": mask_BT.sum()}
     if part.ages_BT is not None:

@@ -66,7 +66,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("effective_sequences_ratio", "Effective sample size over sequences, as a share", top="ess_sequence"),
     _share("mismatch_k1_nats", "mismatch_k1", "sampler_tokens", "KL(sampler||learner), k1 estimate, per token"),
     _share("mismatch_k3_nats", "mismatch_k3", "sampler_tokens", "KL(sampler||learner), k3 estimate, per token"),
-    _share("kl_nats", "kl", "tokens", "KL to the reference by the chosen estimator, per token"),
+    _share(
+        "kl_nats",
+        "kl",
+        "kl_tokens",
+        "KL to the reference by the chosen estimator, per token inside the age bound",
+    ),
     Metric("kl_nats_max", "Largest token KL to the reference", maximum="kl"),
     _share("entropy_nats", "entropy", "entropy_tokens", "Mean entropy of the learner, per token"),
     _share("zero_variance_ratio", "tied_groups", "groups", "Share of groups whose rewards are all equal"),
