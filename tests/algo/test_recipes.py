@@ -57,6 +57,11 @@ def test_overrides_win() -> None:
     assert resolve("dapo").clip_high == 0.28
 
 
+def test_clipping_of_dapo_acts_on_what_the_sampler_did() -> None:
+    """A ratio to this step's own start would be 1, and its clip-higher would be words only."""
+    assert resolve("dapo").proximal == "sampler"
+
+
 def test_unknown_names_are_all_told_with_the_nearest() -> None:
     with pytest.raises(
         ValueError, match=r"recipe 'dapoo'.*nearest: dapo.*'clip_hihg'.*nearest: clip_high"
@@ -127,6 +132,29 @@ REFUSED: list[tuple[str, dict[str, object], Context, str]] = [
     ("dr_grpo", {}, Context(), "fixed_length needs horizon"),
     ("grpo", {"overlong_length": 100}, Context(), "go together"),
     ("grpo", {"dual_clip": 1.0}, Context(), "dual_clip 1.0 must be greater than 1"),
+    ("cispo", {"proximal": "none"}, Context(), "cispo with proximal none has a ratio of 1"),
+    (
+        "dapo",
+        {"kl_beta": 0.1, "kl_place": "reward", "proximal": "none", "correction": "none"},
+        Context(has_reference=True, has_sampler_logprobs=False),
+        "need sampler logprobs",
+    ),
+    ("maxrl", {"overlong_length": 9, "overlong_buffer": 3}, Context(), "maxrl needs rewards >= 0"),
+    (
+        "gdpo",
+        {"kl_beta": 0.1, "kl_place": "reward"},
+        Context(reward_components=2, has_reference=True),
+        "gdpo takes no KL in the reward",
+    ),
+    ("gdpo", {"reward_high": 1.0}, Context(reward_components=2), "shape those, not their sum"),
+    ("grpo", {"advantage": "given", "reward_scale": 2.0}, Context(), "there is nothing to shape"),
+    ("grpo", {"overlong_length": 9, "overlong_buffer": 10}, Context(), "must not be over overlong_length 9"),
+    ("dr_grpo", {"horizon": -1}, Context(), "horizon -1 must be over 0"),
+    ("grpo", {"overlong_length": 9, "overlong_buffer": 0}, Context(), "overlong_buffer 0 must be over 0"),
+    ("grpo", {"clip_low": -0.2}, Context(), "clip_low -0.2 must not be negative"),
+    ("icepop", {"cap_low": 6.0}, Context(), "cap_low 6.0 must not be over cap_high 5.0"),
+    ("grpo", {"correction": "mis", "cap_high": None}, Context(), "without cap_high or cap_low bounds nothing"),
+    ("tis", {"cap_high": None}, Context(), "correction tis needs cap_high"),
 ]
 
 
@@ -147,6 +175,8 @@ WARNED: list[tuple[str, dict[str, object], Context, str]] = [
     ("grpo", {"kl_beta": 0.1}, Context(has_reference=True), "without kl_coeff_clamp"),
     ("grpo", {}, Context(max_staleness=9), "max_staleness 9 without a second-moment control"),
     ("grpo", {}, Context(group_size=3), "group_size 3"),
+    ("grpo", {"dual_clip": 3.0}, Context(), "dual_clip with proximal none has a ratio of 1 and never acts"),
+    ("gspo", {"proximal": "none", "correction": "tis"}, Context(), "loss gspo with proximal none"),
 ]
 
 

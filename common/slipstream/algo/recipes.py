@@ -25,12 +25,11 @@ class Recipe:
     sets: Mapping[str, Any]
 
 
-_CLIP_HIGHER = {"clip_low": 0.2, "clip_high": 0.28}
 _GSPO = {
     "loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean", "correction": "none",
     "proximal": "sampler",
 }  # fmt: skip
-_INSIDE = {"correction": "none", "proximal": "sampler"}  # the loss itself corrects for the sampler
+_INSIDE = {"correction": "none", "proximal": "sampler"}  # the loss itself takes its ratio to the sampler
 _MIS = {"correction": "mis", "correction_level": "token"}
 
 RECIPES: dict[str, Recipe] = {
@@ -40,7 +39,8 @@ RECIPES: dict[str, Recipe] = {
         {"advantage": "mean_only", "aggregation": "fixed_length"},
     ),
     "dapo": Recipe(
-        "DAPO, arXiv 2503.14476; set overlong_length and overlong_buffer for its length penalty", _CLIP_HIGHER
+        "DAPO, arXiv 2503.14476; set overlong_length and overlong_buffer for its length penalty",
+        {"clip_low": 0.2, "clip_high": 0.28, **_INSIDE},
     ),
     "rloo": Recipe(
         "Back to basics, arXiv 2402.14740",
@@ -53,7 +53,10 @@ RECIPES: dict[str, Recipe] = {
         "MiniMax-M1, arXiv 2506.13585",
         {"loss": "cispo", "clip_low": None, "clip_high": 0.28, **_INSIDE},
     ),
-    "sapo": Recipe("Soft adaptive policy optimisation, arXiv 2511.20347", {"loss": "sapo", **_INSIDE}),
+    "sapo": Recipe(
+        "Soft adaptive policy optimisation, arXiv 2511.20347",
+        {"loss": "sapo", "aggregation": "sequence_mean", **_INSIDE},
+    ),
     "vespo": Recipe("VESPO, arXiv 2602.10693", {"loss": "vespo", **_INSIDE}),
     "dppo": Recipe("DPPO with binary total variation, arXiv 2602.04879", {"loss": "dppo_tv", **_INSIDE}),
     "dppo_kl": Recipe(
