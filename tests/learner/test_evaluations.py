@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from slipstream.config.load import build
+from slipstream.errors import RunHalted
+from slipstream.learner import evaluations as evaluations_module
+from slipstream.learner.evaluations import Evaluations
+from slipstream.learner.restore import Line
+from slipstream.ledger.records import EvalStatus
+from slipstream.messages import EvaluationResult
+from slipstream.run_folder import RunFolder, append_line, read_lines
+from slipstream.telemetry.metrics import LearnerMetrics
+
+
+class FakeLedger:
+    def __init__(self) -> None:
+        self.jobs: dict[str, tuple[int, int]] = {}
+        self.closed: list[str] = []
+        self.results: dict[int, float | None] = {}
+        self.expired = False
+
+    async def open_eval(self, job, items, min_version, seconds):
+        assert job not in self.jobs, "the ledger refuses other terms under the same name"
+        self.jobs[job] = (items, min_version)
+
+    async def close_eval(self, job):
+        self.closed.append(job)
+        self.jobs.pop(job, None)
+
+    async def eval_status(self, job):
+        return EvalStatus(len(self.results), self.jobs[job][0], 5, self.expired)
+
+    async def eval_results(self, job):
+        return {
+            item: msgspec.msgpack.encode(
+                EvaluationResult(reward=reward, tokens=4, truncated=item == 0, text="t")
+            )
+            for item, reward in self.results.items()
+        }
+
+
+@pytest.fixture
+def parts(tmp_path):
+    tree = {
+        "run": {"name": "r", "root": str(tmp_path), "steps": 5},
+        "data": {"kind": "arithmetic"},
+        "reward": {"functions": [{"use": "last_number"}]},
+    }
+    config = build(tree)[0]
+    folder = RunFolder.of(config)
+    folder.create()
+    return SimpleNamespace(
+        config=config,
+        folder=folder,
+        ledger=FakeLedger(),
+        evaluations={"holdout": [None, None, None]},
+        metrics=LearnerMetrics(),
+    )
+
+
+async def test_a_complete_evaluation_is_recorded_with_its_version(parts):
+    evaluations = Evaluations(parts, Line(0, 0))
+    await evaluations.ask(Line(10, 5))
+    assert parts.ledger.jobs == {"10:holdout": (3, 5)}
+    parts.ledger.results = {0: 1.0, 1: 0.0}
+    await evaluations._collect_once()
+    assert read_lines(parts.folder.evaluations) == []
+    parts.ledger.results[2] = None
+    await evaluations._collect_once()
+    (record,) = read_lines(parts.folder.evaluations)
+    assert (record["step"], record["set"], record["version"]) == (10, "holdout", 5)
+    assert (record["reward"], record["scored"], record["unscored"], record["truncated"]) == (0.5, 2, 1, 1)
+    assert parts.ledger.jobs == {}
+    await evaluations.finished()
+
+
+async def test_an_evaluation_that_an_earlier_learner_left_is_begun_anew(parts):
+    """The restored weights have another version, so the terms under the old name would be refused."""
+    parts.ledger.jobs = {"0:holdout": (3, 0)}
+    await Evaluations(parts, Line(0, 7)).ask(Line(0, 7))
+    assert parts.ledger.jobs == {"0:holdout": (3, 7)}
+
+
+async def test_a_step_is_evaluated_once(parts):
+    evaluations = Evaluations(parts, Line(0, 0))
+    await evaluations.ask(Line(10, 5))
+    closed = list(parts.ledger.closed)
+    await evaluations.ask(Line(10, 5))
+    assert parts.ledger.closed == closed
+
+
+async def test_what_was_recorded_before_a_restart_is_not_asked_for_again(parts):
+    append_line(parts.folder.evaluations, {"step": 10, "set": "holdout"})
+    evaluations = Evaluations(parts, Line(10, 12))
+    await evaluations.ask(Line(10, 12))
+    assert parts.ledger.jobs == {}
+    await evaluations.ask(Line(20, 22))
+    assert list(parts.ledger.jobs) == ["20:holdout"]
+
+
+async def test_an_evaluation_is_given_up_at_its_deadline(parts, caplog):
+    evaluations = Evaluations(parts, Line(0, 0))
+    await evaluations.ask(Line(10, 5))
+    parts.ledger.expired = True
+    await evaluations._collect_once()
+    assert parts.ledger.jobs == {}
+    assert "given up at its deadline, 0 of 3 done" in caplog.text
+    await evaluations.finished()
+
+
+async def test_the_wait_at_the_end_has_a_deadline(parts, monkeypatch):
+    """Promise 8."""
+    times = iter([0.0, 1e9])
+    monkeypatch.setattr(evaluations_module, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    evaluations = Evaluations(parts, Line(0, 0))
+    await evaluations.ask(Line(10, 5))
+    with pytest.raises(RunHalted, match="10:holdout"):
+        await evaluations.finished()

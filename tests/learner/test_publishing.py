@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slipstream.config.load import build
+from slipstream.learner import publishing as publishing_module
+from slipstream.learner.publishing import Publishing
+
+
+class FakePublisher:
+    """Copies by value; a commit waits for the test's leave."""
+
+    def __init__(self) -> None:
+        self.staged, self.retired = {}, []
+        self.gate, self.closed = threading.Event(), False
+
+    def stage(self, version, tensors):
+        data = {}
+        for name, source in tensors.items():
+            data[name] = torch.empty(source.shape)
+            source.copy_rows(data[name].numpy().view("u1").reshape(-1), 0, source.shape[0])
+        self.staged[version] = data
+
+        def commit():
+            self.gate.wait(20)
+            return version  # stands for the manifest
+
+        return SimpleNamespace(commit=commit)
+
+    def retire(self, acknowledged):
+        self.retired.append(acknowledged)
+
+    def close(self):
+        self.closed = True
+
+
+class FakeLedger:
+    def __init__(self) -> None:
+        self.announced = []
+        self.served = [3, -1, 2]
+
+    async def announce(self, version, manifest, learner):
+        self.announced.append((version, manifest, learner))
+
+    async def members(self, role):
+        return [SimpleNamespace(version=version) for version in self.served]
+
+
+@pytest.fixture
+async def bench(monkeypatch):
+    made = []
+    monkeypatch.setattr(publishing_module, "encode_manifest", lambda manifest: manifest)
+    monkeypatch.setattr(
+        publishing_module,
+        "open_publisher",
+        lambda run, incarnation, layout, **options: made.append(FakePublisher()) or made[0],
+    )
+    tree = {
+        "run": {"name": "r", "steps": 1},
+        "data": {"kind": "arithmetic"},
+        "reward": {"functions": [{"use": "last_number"}]},
+    }
+    weights = {"w": torch.zeros(3)}
+    ledger = FakeLedger()
+    trainer = SimpleNamespace(tensors=lambda: weights)
+    publishing = Publishing(build(tree)[0], trainer, ledger, "0a")
+    running = asyncio.create_task(publishing.run())
+    yield SimpleNamespace(
+        publishing=publishing, publisher=made[0], ledger=ledger, weights=weights, running=running
+    )
+    made[0].gate.set()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_the_step_goes_on_while_digests_are_computed_and_the_copy_keeps_the_old_weights(bench):
+    """Promise 7: publishing costs the learner one copy."""
+    await bench.publishing.publish(1)
+    bench.weights["w"] += 1.0  # the next step
+    assert bench.ledger.announced == []
+    bench.publisher.gate.set()
+    await bench.publishing.settled()
+    assert bench.ledger.announced == [(1, 1, "0a")]
+    assert bench.publishing.version == 1
+    assert bench.publisher.staged[1]["w"].tolist() == [0.0, 0.0, 0.0]
+
+
+async def test_only_one_version_is_on_its_way(bench):
+    await bench.publishing.publish(1)
+    second = asyncio.create_task(bench.publishing.publish(2))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert list(bench.publisher.staged) == [1]
+    bench.publisher.gate.set()
+    await second
+    await bench.publishing.settled()
+    assert [version for version, *_ in bench.ledger.announced] == [1, 2]
+
+
+async def test_versions_that_no_live_replica_needs_are_retired(bench):
+    """Case 74: a replica that serves nothing yet holds none back."""
+    bench.publisher.gate.set()
+    await bench.publishing.publish(4)
+    await bench.publishing.settled()
+    assert bench.publisher.retired == [2]
+
+
+async def test_a_failed_announcement_ends_the_background_task_with_its_cause(bench):
+    async def refused(*_):
+        raise ConnectionError("gone")
+
+    bench.ledger.announce = refused
+    bench.publisher.gate.set()
+    await bench.publishing.publish(1)
+    with pytest.raises(ConnectionError, match="gone"):
+        await bench.running
