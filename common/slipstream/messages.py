@@ -45,6 +45,7 @@ __all__ = [
     "Take",
     "TokenIds",
     "check_group",
+    "check_run",
     "decode_group",
     "decode_header",
     "encode_group",
@@ -249,6 +250,16 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
     for name, ids in (("prompt_ids", arrays.prompt_ids), ("token_ids", arrays.token_ids)):
         if len(ids) and ids.min() < 0:
             raise MessageError(f"{name}[{int(ids.argmin())}]: {ids.min()} is no token id")
+
+
+def check_run(header: Group | Take, run: str | None) -> None:
+    """Refuse what belongs to another run: its sender took us for a peer that had this address before.
+
+    Raises:
+        MessageError: Names both runs.
+    """
+    if header.run != run:
+        raise MessageError(f"{type(header).__name__.lower()}.run: of run {header.run!r}, this is run {run!r}")
 
 
 def expand_versions(versions: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:

@@ -92,7 +92,11 @@ MakeGroup = Callable[..., tuple[Group, list[Frame]]]
 
 
 def group_of(
-    ticket: int, attempt: int = 0, rewards: Sequence[float | None] = (1.0, 0.0), version: int = 0
+    ticket: int,
+    attempt: int = 0,
+    rewards: Sequence[float | None] = (1.0, 0.0),
+    version: int = 0,
+    run: str = "r",
 ) -> tuple[Group, list[Frame]]:
     """A scored group of samples with two tokens each, and its frames."""
     samples = [
@@ -107,7 +111,7 @@ def group_of(
         for reward in rewards
     ]
     group = Group(
-        run="r",
+        run=run,
         ticket=ticket,
         attempt=attempt,
         prompt_index=ticket,
@@ -182,11 +186,16 @@ def make_intake(
 @pytest.fixture
 def take_frames() -> Callable[..., list[bytes]]:
     def make(
-        step: int = 1, version: int = 0, groups: int = 2, whole: bool = False, learner: str = "l"
+        step: int = 1,
+        version: int = 0,
+        groups: int = 2,
+        whole: bool = False,
+        learner: str = "l",
+        run: str = "r",
     ) -> list[bytes]:
         return [
             msgspec.msgpack.encode(
-                Take(run="r", learner=learner, step=step, version=version, groups=groups, whole=whole)
+                Take(run=run, learner=learner, step=step, version=version, groups=groups, whole=whole)
             )
         ]
 

@@ -179,6 +179,14 @@ async def test_a_token_of_a_version_that_does_not_exist_is_refused(make_batches,
     assert (await batches.take(take_frames(version=3))).status == REFUSED
 
 
+async def test_a_take_of_another_run_is_refused(make_batches, take_frames, ledger):
+    batches = make_batches()
+    reply = await batches.take(take_frames(run="other"))
+    assert reply.status == REFUSED
+    assert "run 'other'" in reply.reason
+    assert ledger.steps == {}
+
+
 async def test_a_malformed_take_is_refused(make_batches):
     batches = make_batches()
     assert (await batches.take([b"junk"])).status == REFUSED

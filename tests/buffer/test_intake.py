@@ -74,6 +74,16 @@ async def test_a_late_attempt_does_not_destroy_the_one_that_is_stored(running, l
     assert store.holds(1, 1)
 
 
+async def test_a_group_of_another_run_is_refused(running, ledger, store, make_group):
+    intake, shelved = running()
+    ledger.fly(1)
+    _, frames = make_group(1, run="other")
+    reply = await intake.store(frames)
+    assert reply.status == REFUSED
+    assert "run 'other'" in reply.reason
+    assert (len(store), shelved, ledger.states_of[1]) == (0, [], "scored")
+
+
 async def test_a_malformed_group_is_refused_and_counted(running, metrics):
     intake, _ = running()
     assert (await intake.store([b"x", b"", b"", b""])).status == REFUSED

@@ -49,7 +49,7 @@ class Bench:
 
     def __init__(self, window: int) -> None:
         tree = {
-            "run": {"steps": 1},
+            "run": {"name": "r", "steps": 1},
             "data": {"kind": "arithmetic"},
             "reward": {"functions": [{"use": "last_number"}], "unscored_window": window},
         }
@@ -91,12 +91,12 @@ def bench():
     return Bench(window=8)
 
 
-def frames_of(*texts: str, kind: str = "train", unscored: str = ""):
+def frames_of(*texts: str, kind: str = "train", unscored: str = "", run: str = "r"):
     samples = [Sample(tokens=1, finish="stop", versions=[(3, 1)], text=text) for text in texts]
     if unscored:
         samples.append(Sample(tokens=0, finish="abort", versions=[], text="", unscored=unscored))
     group = Group(
-        run="r",
+        run=run,
         ticket=1,
         attempt=0,
         prompt_index=1,
@@ -165,3 +165,11 @@ async def test_a_malformed_message_is_refused_and_counted(bench):
     reply = await bench.score([b"junk", b"", b"", b""])
     assert reply.status == REFUSED
     assert bench.metrics.refused._value.get() == 1
+
+
+async def test_a_group_of_another_run_is_refused_and_told_to_nobody(bench):
+    """A port can pass from one run's process to another's; ticket numbers of both look alike."""
+    reply = await bench.score(frames_of("1", run="other"))
+    assert reply.status == REFUSED
+    assert "run 'other'" in reply.reason
+    assert (bench.ledger.calls, bench.stored) == ([], [])

@@ -13,7 +13,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
-from slipstream.messages import Frames, Take, decode_header
+from slipstream.messages import Frames, Take, check_run, decode_header
 from slipstream.staleness import evicts_over_bound, holds_learner, within_bound
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
@@ -58,6 +58,7 @@ class Batches:
         """The batch of a step: "ok" with its groups, "retry" while it cannot be filled, "end" after the last."""
         try:
             request = decode_header(frames[0], Take)
+            check_run(request, self._config.run.name)
         except (MessageError, IndexError) as error:
             return Reply(REFUSED, f"malformed: {error}")
         async with self._lock:

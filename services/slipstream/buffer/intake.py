@@ -11,7 +11,7 @@ from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted, StalenessError
 from slipstream.ledger.client import Ledger
-from slipstream.messages import Frames, Group, decode_group
+from slipstream.messages import Frames, Group, check_run, decode_group
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
@@ -57,6 +57,7 @@ class Intake:
         """
         try:
             group, _ = decode_group(frames)
+            check_run(group, self._config.run.name)
         except MessageError as error:
             return self._refuse(f"malformed: {error}")
         try:

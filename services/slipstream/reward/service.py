@@ -12,7 +12,7 @@ from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted,
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
-from slipstream.messages import Frames, Group, decode_group, encode_group
+from slipstream.messages import Frames, Group, check_run, decode_group, encode_group
 from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, reward_specs
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
@@ -53,6 +53,7 @@ class RewardService:
     def __init__(
         self, config: Config, ledger: Ledger, scorers: Scorers, sender: Sender, metrics: RewardMetrics
     ) -> None:
+        self._run = config.run.name
         self._ledger = ledger
         self._scorers = scorers
         self._sender = sender
@@ -67,6 +68,7 @@ class RewardService:
     async def _answer(self, frames: Frames) -> Reply:
         try:
             group, arrays = decode_group(frames)
+            check_run(group, self._run)
         except MessageError as error:
             self._metrics.refused.inc()
             log.warning("refused a message: %s", error)
