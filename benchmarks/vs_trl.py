@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.config.load import load_config
-from slipstream.ledger.cursor import Cursor
 from slipstream.models.cache import cache_root
 from slipstream.models.resolve import resolve
 from slipstream.prompts.build import build_prompts
+from slipstream.prompts.order import EpochOrder
 from slipstream.run_folder import read_lines
 from slipstream.tokens import load_tokenizer
 
@@ -71,8 +71,8 @@ def run_trl(python: Path, scratch: Path, seed: int, steps: int) -> dict[str, Any
     config, _ = load_config("smollm2-sums", [*OURS, f"run.seed={seed}"])
     model = resolve(config.model.source)
     prompts, _ = build_prompts(config, load_tokenizer(str(model)), model)
-    cursor = Cursor(len(prompts), seed)
-    chosen = [prompts[cursor.locate(number)[1]] for number in range(steps * config.batch.groups)]
+    order = EpochOrder(len(prompts), seed)
+    chosen = [prompts[order.at(number)[1]] for number in range(steps * config.batch.groups)]
     job = {
         "model": str(model), "scratch": str(scratch / "trl"), "seed": seed, "steps": steps, "threads": os.cpu_count(),
         "groups": config.batch.groups, "group_size": config.batch.group_size,

@@ -1,5 +1,7 @@
 """Computed orders."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,12 @@ def test_permutation_of_a_huge_space_needs_no_memory_and_is_spread_out():
     assert 0.4 * size < sum(values) / 200 < 0.6 * size
 
 
+def test_permutation_of_a_huge_space_rises_as_often_as_it_falls():
+    values = [Permutation(10**12, "y")[i] for i in range(2000)]
+    assert 900 < sum(value < 10**12 // 2 for value in values) < 1100
+    assert 900 < sum(a < b for a, b in pairwise(values)) < 1100
+
+
 def test_permutation_is_the_same_in_every_process_and_version():
     """A resumed run depends on these numbers: if they change, old checkpoints resume in another order."""
     assert [Permutation(10, "seed")[i] for i in range(10)] == [1, 0, 5, 4, 3, 2, 9, 8, 6, 7]
@@ -29,6 +37,28 @@ def test_permutation_is_the_same_in_every_process_and_version():
 def test_permutation_refuses_positions_outside(position):
     with pytest.raises(IndexError):
         Permutation(10, "")[position]
+
+
+@given(st.integers(1, 400), st.integers(0, 2**63), st.integers(0, 10**6))
+def test_every_index_comes_once_in_every_epoch(size, seed, epoch):
+    order = EpochOrder(size, seed)
+    places = [order.at(position) for position in range(epoch * size, (epoch + 1) * size)]
+    assert {found for found, _ in places} == {epoch}
+    assert sorted(index for _, index in places) == list(range(size))
+
+
+def test_neighbouring_epochs_may_be_asked_in_any_order():
+    """Tickets of two epochs are open together."""
+    order = EpochOrder(10, seed=1)
+    asked = [0, 45, 12, 3, 31, 44, 9, 25]
+    assert [order.at(position) for position in asked] == [EpochOrder(10, seed=1).at(p) for p in asked]
+
+
+def test_no_prompts_and_a_position_before_the_start_are_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        EpochOrder(0, seed=0)
+    with pytest.raises(IndexError, match="before the start"):
+        EpochOrder(3, seed=0, shuffle=False).at(-1)
 
 
 def test_epochs_have_no_repeats_and_orders_of_their_own():

@@ -1,8 +1,9 @@
 """Orders that are computed, not stored: a seeded permutation of [0, n) for any n, with random access.
 
-A Feistel network over the smallest power of two that holds n, walked until the value lies inside n. It takes no
-memory, gives the same order on every machine and library version (a resumed run depends on it), and works for
-a million rows as for the 10^30 questions of a generator.
+A Feistel network over the smallest power of two that holds n, walked until the value lies inside n (Black and
+Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It takes no memory, gives the same order on every machine
+and library version (a resumed run depends on it), and works for a million rows as for the 10^30 questions of a
+generator.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class EpochOrder:
         self._permutation = Permutation(size, "")
 
     def at(self, position: int) -> tuple[int, int]:
-        """(epoch, index) of the prompt at a position counted from the start of the run."""
+        """(epoch, index) of the prompt at a position counted from the start of the run: a ticket's number."""
+        if position < 0:
+            raise IndexError(f"position {position} is before the start of the run")
         epoch, offset = divmod(position, self.size)
         if not self._shuffle:
             return epoch, offset

@@ -10,9 +10,9 @@ from typing import Any
 
 from slipstream.config.schema import Config
 from slipstream.errors import FencedError, SlipstreamError, TransportTimeout
-from slipstream.ledger.cursor import Cursor
 from slipstream.ledger.records import LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life, Service
+from slipstream.prompts.order import EpochOrder
 from slipstream.rollout.roller import Order, evaluation_order, ticket_order
 from slipstream.rollout.setup import Parts, open_parts
 from slipstream.run_folder import RunFolder
@@ -42,7 +42,7 @@ class Rollout:
     def __init__(self, parts: Parts, life: Life) -> None:
         self._parts = parts
         self._life = life
-        self._cursor = Cursor(len(parts.prompts), parts.config.run.seed)
+        self._prompt_order = EpochOrder(len(parts.prompts), parts.config.run.seed)
         self._groups: set[asyncio.Task[None]] = set()
         self._evaluating: set[asyncio.Task[None]] = set()
 
@@ -112,7 +112,7 @@ class Rollout:
 
     def _order(self, ticket: Ticket, seconds: float) -> Order:
         parts = self._parts
-        epoch, index = self._cursor.locate(ticket.number)
+        epoch, index = self._prompt_order.at(ticket.number)
         return ticket_order(ticket, epoch, parts.prompts[index], parts.config, parts.name, seconds)
 
     async def _roll_ticket(self, ticket: Ticket, order: Order) -> None:
