@@ -92,7 +92,7 @@ def test_stop_ids_come_from_the_tokenizer_and_from_both_configs_of_the_folder(hf
 
 def test_folder_without_a_tokenizer_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"model\.path.*no tokenizer") as error:
+    with pytest.raises(UserError, match=r"model\.source.*no tokenizer") as error:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(error.value)
 

@@ -130,7 +130,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     except (OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"model.path: no tokenizer at {name!r} ({first})",
+            f"model.source: no tokenizer at {name!r} ({first})",
             "give a local model folder or a reachable model id",
         ) from error
     return Tokenizer(hf, stop_ids=_stop_ids(name, hf))
@@ -159,5 +159,5 @@ def _read_json(name: str, file: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"model.path: {path} is not JSON ({error})", "fetch the model again") from error
+        raise UserError(f"model.source: {path} is not JSON ({error})", "fetch the model again") from error
     return content if isinstance(content, dict) else {}

@@ -49,7 +49,7 @@ PARTS = {
     "rewards": {"errors"},
     "staleness": {"errors"},
 }
-TORCH_FREE_ALGO = {"algo", "algo.spec", "algo.recipes", "algo.contradictions"}
+TORCH_FREE_ALGO = {"algo", "algo.spec", "algo.recipes", "algo.contradictions", "algo.ranges"}
 
 
 def test_common_imports_no_service(modules: list[Any]) -> None:

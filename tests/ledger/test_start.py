@@ -82,7 +82,7 @@ async def test_the_password_is_asked_for_and_shows_in_no_command_line(make_serve
     async with await Ledger.connect(server.url, "r", password='a "secret" \\ word', deadline=5) as ledger:
         assert await ledger.members() == []
     for wrong in (None, "guess"):
-        with pytest.raises(UserError, match=r"redis\.password"):
+        with pytest.raises(UserError, match=r"redis\.url: the password"):
             await Ledger.connect(server.url, "r", password=wrong, deadline=5)
     how = embedded_server(tmp_path, password="secret")
     assert "secret" not in " ".join(how.command)

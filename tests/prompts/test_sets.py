@@ -100,13 +100,13 @@ def test_questions_of_named_evaluation_sets_are_kept_out_of_training(tokenizer, 
     assert len(evals["holdout"]) == 4
     assert len(train) == 20 - 4 - 1
     assert not {"q3", *texts(evals["holdout"])} & set(texts(train))
-    with pytest.raises(UserError, match=r"data\.evals\.holdout"):
+    with pytest.raises(UserError, match=r"evaluation\.sets\.holdout"):
         load(train_path, tokenizer, evals={"holdout": spec})
 
 
 def test_holdout_that_leaves_nothing_to_train_is_refused(tokenizer, jsonl):
     path = jsonl([{"prompt": "same"}] * 5 + [{"prompt": "other"}])
-    with pytest.raises(UserError, match=r"data\.eval_size: 2, but there are 2 distinct"):
+    with pytest.raises(UserError, match=r"data\.holdout: 2, but there are 2 distinct"):
         load(path, tokenizer, eval_size=2)
 
 

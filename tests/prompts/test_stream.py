@@ -85,7 +85,7 @@ def test_stream_of_nothing_but_refused_prompts_ends_with_the_cause(tokenizer):
 
 def test_streamed_source_cannot_hold_out_a_part_of_itself(tokenizer):
     spec = DataSpec(kind="arithmetic", eval_size=5)
-    with pytest.raises(UserError, match=r"data\.eval_size: 5 of a streamed source"):
+    with pytest.raises(UserError, match=r"data\.holdout: 5 of a streamed source"):
         StreamedPrompts(spec, tokenizer, BUDGET)
 
 

@@ -116,5 +116,5 @@ def user_error(root: Path, error: OSError) -> UserError | None:
         space = f" ({stat.f_bavail * stat.f_frsize} bytes free)"
     return UserError(
         f"checkpoint folder {root}{space} cannot be written: {error.strerror or error}",
-        "free space or lower checkpoint.keep_last, or point the run's directory at a writable disk",
+        "free space, lower learner.checkpoint.keep_last, or set run.root to a writable disk",
     )

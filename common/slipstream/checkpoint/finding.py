@@ -76,7 +76,9 @@ def prune(root: Path, keep_last: int, keep_every: int = 0) -> list[Path]:
         UserError: `keep_last` is below 1, or the folder cannot be written.
     """
     if keep_last < 1:
-        raise UserError(f"checkpoint.keep_last is {keep_last}", "use 1 or more: the newest is needed to resume")
+        raise UserError(
+            f"learner.checkpoint.keep_last is {keep_last}", "use 1 or more: the newest is needed to resume"
+        )
     sealed = [(step, path) for step, path in _candidates(root) if (path / MARKER).exists()]
     if not sealed:
         return []

@@ -231,7 +231,7 @@ async def _first_info(client: aioredis.Redis, url: str, deadline_s: float) -> di
         except _PASSING as error:
             if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
                 raise UserError(
-                    f"redis.password does not open {url} ({error})", "check SLIPSTREAM_REDIS_PASSWORD"
+                    f"redis.url: the password does not open {url} ({error})", "check SLIPSTREAM_REDIS_PASSWORD"
                 ) from error
             if time.monotonic() + pause >= end:
                 raise LedgerError(

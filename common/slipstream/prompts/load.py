@@ -38,7 +38,9 @@ def load_prompts(
     sets: dict[str, PromptSet] = {}
     for name, spec in (evals or {}).items():
         if name == "holdout":
-            raise UserError("data.evals.holdout: the name of the hold-out of training", "give another name")
+            raise UserError(
+                "evaluation.sets.holdout: the name of the hold-out of training", "give another name"
+            )
         _, sets[name] = _split(replace(spec, eval_size=0), tokenizer, budget, frozenset(), all_eval=True)
     taken = frozenset().union(*(each.keys for each in sets.values()))
     trained, holdout = _split(train, tokenizer, budget, taken, all_eval=False)
@@ -71,7 +73,8 @@ def _split(
             train_at.append(place)
     if not all_eval and not train_at:
         raise UserError(
-            f"data: no prompt is left for training ({scan.report})", "lower eval_size, or add rows that differ"
+            f"data: no prompt is left for training ({scan.report})",
+            "lower data.holdout, or add rows that differ",
         )
     scan.report.held_out = 0 if all_eval else len(scan.rows) - len(train_at)
     return _subset(reader, scan, train_at, frozenset()), _subset(reader, scan, eval_at, frozenset(seen))
@@ -104,7 +107,7 @@ def _held_out(scan: _Scan, spec: DataSpec, taken: Iterable[int]) -> set[int]:
     free = set(scan.keys).difference(taken)
     if len(free) <= spec.eval_size:
         raise UserError(
-            f"data.eval_size: {spec.eval_size}, but there are {len(free)} distinct questions",
+            f"data.holdout: {spec.eval_size}, but there are {len(free)} distinct questions",
             "hold out fewer, so that some are left for training",
         )
     salt = f"holdout/{spec.seed}/".encode()

@@ -59,7 +59,7 @@ class StreamedPrompts:
     ) -> None:
         if spec.eval_size:
             raise UserError(
-                f"data.eval_size: {spec.eval_size} of a streamed source", "name an evaluation set of its own"
+                f"data.holdout: {spec.eval_size} of a streamed source", "name an evaluation set of its own"
             )
         self._reader = Reader(spec, tokenizer, budget)
         self._excluded = excluded
