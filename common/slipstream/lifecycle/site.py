@@ -22,6 +22,7 @@ from slipstream.transport.zmq import make_receiver, make_sender
 log = logging.getLogger("slipstream.site")
 HEARTBEAT_SECONDS = 1.0
 PEER_SECONDS = 0.3
+SETTLED_SECONDS = 1.5  # with a live peer, another one can wait; polls are most of what an idle process does
 OPEN_SECONDS = 120.0
 LEAVE_SECONDS = 1.0
 
@@ -123,7 +124,7 @@ class Site:
         while not self._life.stopping:
             members = await self.ledger.members(role)
             sender.set_peers({each.id: Peer(each.endpoint, each.incarnation) for each in members})
-            await self._life.pause(PEER_SECONDS)
+            await self._life.pause(SETTLED_SECONDS if sender.stats().ready else PEER_SECONDS)
 
 
 async def open_site(
