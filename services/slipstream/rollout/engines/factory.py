@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
@@ -23,7 +24,7 @@ def make_engine(config: Config, model: Path, context: int) -> Engine:
         context: Tokens that the longest prompt and its completion can take together.
 
     Raises:
-        UserError: An option that the engine does not have, or an engine that is not installed.
+        UserError: An option that the engine does not have or cannot read, or an engine that is not installed.
     """
     section = config.rollout.engine
     if section.kind == "transformers":
@@ -49,7 +50,7 @@ def make_engine(config: Config, model: Path, context: int) -> Engine:
     )
 
 
-def _settings(kind: Callable[..., Settings], options: dict[str, Any], **given: Any) -> Settings:
+def _settings(kind: type[Settings], options: dict[str, Any], **given: Any) -> Settings:
     """The engine's own settings: the config's sections give some, `rollout.engine.options` the rest."""
     known = {field.name for field in dataclasses.fields(kind)} - set(given)  # type: ignore[arg-type]
     unknown = sorted(set(options) - known)
@@ -58,4 +59,7 @@ def _settings(kind: Callable[..., Settings], options: dict[str, Any], **given: A
             f"rollout.engine.options: unknown {', '.join(unknown)}",
             f"this engine takes {', '.join(sorted(known))}",
         )
-    return kind(**given, **options)
+    try:
+        return msgspec.convert({**options, **given}, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"rollout.engine.options: {error}", "see the options of this engine") from None
