@@ -17,6 +17,21 @@ def group_of(*unscored: str, finish: str = "stop") -> Group:
     return Group(run="r", ticket=1, attempt=0, prompt_index=0, owner="o", admitted_version=0, samples=samples)
 
 
+def test_a_reward_of_the_config_is_one_of_the_scorers_with_all_it_says():
+    said = {
+        "use": "math",
+        "name": "right",
+        "weight": 0.5,
+        "options": {"library": False},
+        "timeout_seconds": 2.0,
+        "memory_mb": 256,
+        "on_timeout": "unscored",
+    }
+    tree = {"run": {"steps": 1}, "data": {"kind": "arithmetic"}, "reward": {"functions": [said]}}
+    (spec,) = reward_specs(build(tree)[0])
+    assert {name: getattr(spec, name) for name in said} == said
+
+
 def test_scores_go_to_the_samples_that_were_scored_and_to_no_other():
     """Cases 5 and 6: what failed before keeps its reason, what fails now gets one, and neither is a 0."""
     group = group_of("", "aborted", "")

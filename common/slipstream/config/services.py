@@ -43,6 +43,9 @@ class RewardFunction(Section):
     options: dict[str, Any] = setting({}, "options of the scorer, by its own names")
     timeout_seconds: float = setting(10.0, "time limit for one call, seconds", gt=0)
     memory_mb: int = setting(512, "memory limit of its worker process, MiB", ge=64)
+    on_timeout: Literal["unscored", "zero"] | None = setting(
+        None, "what a call over its time limit gives; null leaves it to the scorer"
+    )
 
 
 class RewardSection(Section):

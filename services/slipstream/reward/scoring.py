@@ -22,6 +22,7 @@ def reward_specs(config: Config) -> list[RewardSpec]:
             options=function.options,
             timeout_seconds=function.timeout_seconds,
             memory_mb=function.memory_mb,
+            on_timeout=function.on_timeout,
         )
         for function in config.reward.functions
     ]
