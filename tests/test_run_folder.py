@@ -43,7 +43,7 @@ def test_names_of_folders_are_taken(name: str) -> None:
     "name", ["", ".", "..", "a/b", "../a", "-a", ".a", "_a", "a b", "a\n", "é", "x" * 64, "a\0"]
 )
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=r"run\.name .* cannot name a folder"):
+    with pytest.raises(UserError, match=r"run\.name .* cannot be part of a path"):
         RunFolder("runs", name)
 
 

@@ -23,13 +23,22 @@ from slipstream.errors import UserError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
+def check_name(setting: str, name: str) -> None:
+    """Names become parts of paths and keys, so they hold no separators.
+
+    Raises:
+        UserError: Names the setting and the name.
+    """
+    if not _NAME.fullmatch(name):
+        mend = "use up to 63 letters, digits, dots, dashes and underscores"
+        raise UserError(f"{setting} {name!r} cannot be part of a path", mend)
+
+
 class RunFolder:
     """Paths of one run. Nothing else in the project spells them out."""
 
     def __init__(self, root: str | Path, name: str) -> None:
-        if not _NAME.fullmatch(name):
-            mend = "use up to 63 letters, digits, dots, dashes and underscores"
-            raise UserError(f"run.name {name!r} cannot name a folder", mend)
+        check_name("run.name", name)
         self.name = name
         self.path = Path(root) / name
 

@@ -58,7 +58,11 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         (["validate", "nowhere"], "config 'nowhere' not found; give a file, or one of: "),
         (["validate", "."], "config . cannot be read: Is a directory"),
         (["up", "nowhere"], "not found"),
-        (["up", "tiny-sorter", "run.name=a/b"], "run.name 'a/b' cannot name a folder"),
+        (["up", "tiny-sorter", "run.name=a/b"], "run.name 'a/b' cannot be part of a path"),
+        (
+            ["run", "buffer", "--config", "tiny-sorter", "--name", "../b", "run.name=r"],
+            "--name '../b' cannot be part of a path",
+        ),
         (["up", "tiny-sorter", "network.port=5555"], "network.port 5555 is for a role that starts alone"),
         (["up", "tiny-sorter", "network.metrics_port=9100"], "network.metrics_port 9100 is for a role"),
         (["up", "qwen-gsm8k-1gpu"], "rollout.engine.kind 'vllm' is not part of this release"),

@@ -13,7 +13,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, UserError
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.process import die_with_parent, exit_now, run_process
-from slipstream.run_folder import RunFolder, new_name
+from slipstream.run_folder import RunFolder, check_name, new_name
 from slipstream.telemetry.logs import set_up_logs
 
 log = logging.getLogger("slipstream.cli")
@@ -52,6 +52,7 @@ def role(options: argparse.Namespace) -> int:
     config, _ = load_config(options.config, options.overrides)
     folder = RunFolder.of(config)
     name = options.name or options.role
+    check_name("--name", name)
     set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level)
     code = run_process(_service(options.role, name, config, folder), config.supervisor.drain_seconds)
     exit_now(code)
