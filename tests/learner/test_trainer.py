@@ -86,6 +86,19 @@ def test_metrics_do_not_depend_on_the_micro_batches(make_trainer, random_groups)
     assert cut.metrics == pytest.approx(whole.metrics, rel=1e-4, abs=1e-6)
 
 
+def test_entropy_is_measured_also_where_it_has_no_term(make_trainer, make_group):
+    trainer, group = make_trainer(), make_group([5, 6], [[1], [4]], [1.0, 0.0])
+    with torch.no_grad():
+        logs_V = (
+            trainer.policy.module(input_ids=torch.tensor([[5, 6]]), use_cache=False)
+            .logits[0, -1]
+            .log_softmax(-1)
+        )
+    report = trainer.step([group], 0)
+    entropy = -(logs_V.exp() * logs_V).sum().item()
+    assert report.metrics["slipstream_objective_entropy_nats"] == pytest.approx(entropy, rel=1e-4)
+
+
 def test_gradient_is_that_of_plain_policy_gradient_on_policy(make_trainer, make_group):
     trainer = make_trainer()
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0]), make_group([7], [[1], [2]], [1.0, 1.0], 1)]

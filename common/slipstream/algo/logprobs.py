@@ -100,6 +100,9 @@ class _FusedHead(torch.autograd.Function):
             torch.zeros_like(weight_VD, dtype=normaliser_N.dtype) if ctx.needs_input_grad[1] else None
         )
         busy_N = _busy(grad_NK, grad_entropy_N)
+        entropy = ctx.entropy and bool(
+            grad_entropy_N.any()
+        )  # asked for as a metric alone it costs nothing here
         for number, rows in enumerate(_chunks(len(hidden_ND), len(weight_VD))):
             busy = busy_N[rows].nonzero()[:, 0] + rows.start
             if len(busy) == 0:
@@ -110,7 +113,7 @@ class _FusedHead(torch.autograd.Function):
             else:
                 logits_CV = (hidden_CD @ weight_VD.T).to(normaliser_N.dtype).div_(ctx.temperature)
                 softmax_CV = _softmax_(logits_CV, normaliser_N[busy])
-            grad_entropy_C = grad_entropy_N[busy] if ctx.entropy else None
+            grad_entropy_C = grad_entropy_N[busy] if entropy else None
             grad_CV = _logit_grad_(softmax_CV, targets_NK[busy], grad_NK[busy], grad_entropy_C, entropy_N[busy])
             grad_CV = grad_CV.div_(ctx.temperature).to(hidden_ND.dtype)
             if hidden_grad_ND is not None:

@@ -146,25 +146,21 @@ class Trainer:
                 part = prepared.rows(batch.samples_S).to(self.policy.device)
                 width = part.mask_BT.shape[1]
                 logprobs_ST, entropy_ST = self._logprobs(batch)
-                entropy_ST = None if entropy_ST is None else entropy_ST[:, :width]
-                loss, share = objective(self._spec, part, logprobs_ST[:, :width], entropy_ST)
+                loss, share = objective(self._spec, part, logprobs_ST[:, :width], entropy_ST[:, :width])
             with report.timed("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
             tally = tally.merge(share)
         return tally
 
-    def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:
-        """Logprobs [S, T] of the samples' actions, and entropies where the objective has a term for them."""
+    def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Logprobs [S, T] of the samples' actions, and entropies: a metric, and a term of some objectives."""
         batch = batch.to(self.policy.device)
         hidden_ND = self.policy.hidden_states(batch).flatten(0, 1).index_select(0, batch.source_N)
         logprobs_N, entropy_N = from_hidden(
-            hidden_ND,
-            self.policy.head_weight,
-            batch.target_N,
-            self._temperature,
-            entropy=self._spec.entropy_coeff != 0,
+            hidden_ND, self.policy.head_weight, batch.target_N, self._temperature, entropy=True
         )
-        return batch.spread(logprobs_N), None if entropy_N is None else batch.spread(entropy_N)
+        assert entropy_N is not None
+        return batch.spread(logprobs_N), batch.spread(entropy_N)
 
     def _update(self, report: StepReport) -> StepReport:
         norm = self.optimizer.gradient_norm()
