@@ -130,6 +130,12 @@ def test_vespo_weighs_by_the_gamma_shape_of_the_product(advantage: float, k: flo
     close(grad, [[-phi * advantage, -phi * advantage, 0.0]])
 
 
+def test_vespo_has_a_floor_under_the_product() -> None:
+    floor = 1e-8**2 * math.exp(3.0 * (1 - 1e-8))
+    _, grad, _ = run(sampler.vespo, [[1e-6, 1e-6]], [[0.5, 0.5]], 1.0)
+    close(grad / floor, [[-1.0, -1.0]])
+
+
 def test_dppo_tv_masks_by_probability_gap_in_the_direction_of_the_advantage() -> None:
     pi, mu = [[0.5, 0.2, 0.30, 0.35]], [[0.3, 0.4, 0.2, 0.3]]
     ratios = [5 / 3, 0.5, 1.5, 7 / 6]

@@ -49,6 +49,35 @@ def test_ratios_are_measured_before_and_after_the_cut() -> None:
     assert masked[NAME + "mismatch_k3_nats"] == pytest.approx(float((weights - 1).sum()) / 3 - 0.6, rel=1e-5)
 
 
+def test_every_share_of_a_small_batch_is_what_a_hand_counts() -> None:
+    """Ratios e^.5 (clipped high), 1, and e^-.5 (clipped low, and over the age bound)."""
+    spec = resolve("grpo", {"proximal": "sampler", "correction": "none", "advantage": "given"})
+    batch = Batch(
+        rewards_B=torch.tensor([1.0, 1.0]),
+        groups_B=torch.tensor([0, 0]),
+        lengths_B=torch.tensor([2, 1]),
+        sampler_BT=torch.full((2, 2), -1.0),
+        truncated_B=torch.tensor([True, False]),
+        ages_BT=torch.tensor([[0, 1], [4, 0]]),
+        max_age=3,
+        given_B=torch.tensor([1.0, -1.0]),
+    )
+    prepared = prepare(spec, batch)
+    entropy_BT = torch.tensor([[1.0, 2.0], [6.0, 99.0]])
+    _, tally = objective(spec, prepared, torch.tensor([[-0.5, -1.0], [-1.5, 7.0]]), entropy_BT)
+    values = finish_metrics(tally.merge(prepared.tally))
+    expected = {
+        "tokens": 3, "sequences": 2, "gradient_tokens": 1, "clip_high_ratio": 1 / 3, "clip_low_ratio": 1 / 3,
+        "masked_ratio": 1 / 3, "masked_age_ratio": 1 / 3, "kept_sequences_ratio": 1 / 2, "entropy_nats": 3.0,
+        "policy_ratio_max": 1.6487213, "importance_raw_max": 1.6487213, "importance_weight_max": 1.0,
+        "truncated_ratio": 1 / 2, "response_tokens_mean": 1.5, "response_tokens_max": 2,
+        "zero_variance_ratio": 1, "all_right_ratio": 1, "all_wrong_ratio": 0, "mismatch_k1_nats": 0.0,
+        'trained_tokens_by_age{age="0"}': 1, 'trained_tokens_by_age{age="1"}': 1,
+        'trained_tokens_by_age{age="4"}': 0,
+    }  # fmt: skip
+    assert {name: values[NAME + name] for name in expected} == pytest.approx(expected)
+
+
 def test_kl_is_that_of_the_tokens_inside_the_age_bound() -> None:
     batch = Batch(
         rewards_B=torch.tensor([1.0, 0.0]),
