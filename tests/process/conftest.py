@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from slipstream.weights import segments
+
 SHM = Path("/dev/shm")
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny-sorter.yaml"
 
@@ -163,6 +165,8 @@ class Stack:
         for process in self.seen.values():
             with contextlib.suppress(psutil.Error):
                 process.kill()
+                process.wait(5)
+        segments.sweep(SHM)
 
     def audit(self) -> str:
         """Output of `slipstream audit`, which must hold."""
