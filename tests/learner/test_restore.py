@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import subprocess
 from types import SimpleNamespace
 
@@ -192,9 +193,11 @@ async def test_an_incomplete_checkpoint_is_skipped_and_named(make_parts, caplog)
     parts = await make_parts("a")
     line = await train(parts, await reopen(parts))
     await keep(parts, line)
-    (parts.folder.checkpoints / "00000009").mkdir()
+    (parts.folder.checkpoints / "step-00000009").mkdir()
     again = await make_parts("b")
-    assert await reopen(again) == Line(1, 1)
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        assert await reopen(again) == Line(1, 1)
+    assert "checkpoint step-00000009 skipped: COMPLETE is missing" in caplog.text
 
 
 async def test_a_second_learner_takes_over_and_the_first_is_fenced(make_parts):
