@@ -84,9 +84,11 @@ async def test_the_password_is_asked_for_and_shows_in_no_command_line(make_serve
     for wrong in (None, "guess"):
         with pytest.raises(UserError, match=r"redis\.url: the password"):
             await Ledger.connect(server.url, "r", password=wrong, deadline=5)
+    tmp_path.chmod(0o755)
     how = embedded_server(tmp_path, password="secret")
     assert "secret" not in " ".join(how.command)
     assert stat.S_IMODE(os.stat(how.command[1]).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(tmp_path).st_mode) == 0o700  # whatever the server writes there
     with pytest.raises(UserError, match="line break"):
         embedded_server(tmp_path, password="secret\nport 1")
 

@@ -71,6 +71,7 @@ def embedded_server(
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # the server writes its files by the umask
     socket = socket or folder / "ledger.sock"
     if port is None and len(os.fsencode(socket)) > 100:
         raise UserError(f"{socket} is too long for a unix socket", "use a shorter run directory")
