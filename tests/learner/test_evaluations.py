@@ -85,6 +85,18 @@ async def test_an_evaluation_that_an_earlier_learner_left_is_begun_anew(parts):
     assert parts.ledger.jobs == {"0:holdout": (3, 7)}
 
 
+async def test_an_evaluation_of_which_nothing_could_be_scored_is_no_zero(parts, caplog):
+    """Promise 5."""
+    evaluations = Evaluations(parts, Line(0, 0))
+    await evaluations.ask(Line(10, 5))
+    parts.ledger.results = dict.fromkeys(range(3))
+    await evaluations._collect_once()
+    (record,) = read_lines(parts.folder.evaluations)
+    assert (record["reward"], record["scored"], record["unscored"]) == (None, 0, 3)
+    assert list(parts.metrics.evaluation.collect()[0].samples) == []
+    assert "none of the 3 items of holdout could be scored" in caplog.text
+
+
 async def test_a_step_is_evaluated_once(parts):
     evaluations = Evaluations(parts, Line(0, 0))
     await evaluations.ask(Line(10, 5))

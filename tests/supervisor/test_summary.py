@@ -52,6 +52,7 @@ def test_the_summary_says_what_a_person_asks(tmp_path):
         append_line(folder.steps, step(number))
     for at, reward in ((0, 0.25), (2, 0.75)):
         append_line(folder.evaluations, {"set": "holdout", "step": at, "reward": reward, "scored": 64})
+    append_line(folder.evaluations, {"set": "holdout", "step": 3, "reward": None, "scored": 0})
     out = io.StringIO()
     print_summary(folder, out)
     text = out.getvalue()

@@ -90,7 +90,7 @@ class Evaluations:
 
     def _record(self, asked: _Asked, version: int, results: list[EvaluationResult]) -> None:
         rewards = [result.reward for result in results if result.reward is not None]
-        mean = math.fsum(rewards) / len(rewards) if rewards else 0.0
+        mean = math.fsum(rewards) / len(rewards) if rewards else None  # nothing scored is not a score of 0
         record = {
             "time": time.time(),
             "step": asked.step,
@@ -104,6 +104,14 @@ class Evaluations:
             "samples": [{"text": r.text, "reward": r.reward} for r in results[:_SAMPLES_KEPT]],
         }
         append_line(self._parts.folder.evaluations, record)
+        if mean is None:
+            log.warning(
+                "evaluation at step %d: none of the %d items of %s could be scored",
+                asked.step,
+                len(results),
+                asked.set_name,
+            )
+            return
         self._parts.metrics.evaluation.labels(asked.set_name).set(mean)
         log.info("evaluation at step %d: %s %.3f (%d items)", asked.step, asked.set_name, mean, len(results))
 

@@ -56,7 +56,8 @@ def curve(values: Sequence[float]) -> list[str]:
 def _evaluations(records: Sequence[dict[str, Any]]) -> list[str]:
     by_set: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        by_set[record["set"]].append(record)
+        if record["reward"] is not None:  # of none could anything be scored
+            by_set[record["set"]].append(record)
     lines = []
     for name, found in by_set.items():
         first, last = min(found, key=_step), max(found, key=_step)
