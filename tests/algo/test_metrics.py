@@ -50,29 +50,29 @@ def test_ratios_are_measured_before_and_after_the_cut() -> None:
 
 
 def test_every_share_of_a_small_batch_is_what_a_hand_counts() -> None:
-    """Ratios e^.5 (clipped high), 1, and e^-.5 (clipped low, and over the age bound)."""
+    """Ratios e^.5 and e^.4 (clipped high), 1, and e^-.5 (clipped low, and over the age bound)."""
     spec = resolve("grpo", {"proximal": "sampler", "correction": "none", "advantage": "given"})
     batch = Batch(
         rewards_B=torch.tensor([1.0, 1.0]),
         groups_B=torch.tensor([0, 0]),
-        lengths_B=torch.tensor([2, 1]),
-        sampler_BT=torch.full((2, 2), -1.0),
+        lengths_B=torch.tensor([3, 1]),
+        sampler_BT=torch.full((2, 3), -1.0),
         truncated_B=torch.tensor([True, False]),
-        ages_BT=torch.tensor([[0, 1], [4, 0]]),
+        ages_BT=torch.tensor([[0, 1, 1], [4, 0, 0]]),
         max_age=3,
         given_B=torch.tensor([1.0, -1.0]),
     )
     prepared = prepare(spec, batch)
-    entropy_BT = torch.tensor([[1.0, 2.0], [6.0, 99.0]])
-    _, tally = objective(spec, prepared, torch.tensor([[-0.5, -1.0], [-1.5, 7.0]]), entropy_BT)
+    entropy_BT = torch.tensor([[1.0, 2.0, 3.0], [6.0, 99.0, 99.0]])
+    _, tally = objective(spec, prepared, torch.tensor([[-0.5, -0.6, -1.0], [-1.5, 7.0, 7.0]]), entropy_BT)
     values = finish_metrics(tally.merge(prepared.tally))
     expected = {
-        "tokens": 3, "sequences": 2, "gradient_tokens": 1, "clip_high_ratio": 1 / 3, "clip_low_ratio": 1 / 3,
-        "masked_ratio": 1 / 3, "masked_age_ratio": 1 / 3, "kept_sequences_ratio": 1 / 2, "entropy_nats": 3.0,
+        "tokens": 4, "sequences": 2, "gradient_tokens": 1, "clip_high_ratio": 1 / 2, "clip_low_ratio": 1 / 4,
+        "masked_ratio": 1 / 4, "masked_age_ratio": 1 / 4, "kept_sequences_ratio": 1 / 2, "entropy_nats": 3.0,
         "policy_ratio_max": 1.6487213, "importance_raw_max": 1.6487213, "importance_weight_max": 1.0,
-        "truncated_ratio": 1 / 2, "response_tokens_mean": 1.5, "response_tokens_max": 2,
-        "zero_variance_ratio": 1, "all_right_ratio": 1, "all_wrong_ratio": 0, "mismatch_k1_nats": 0.0,
-        'trained_tokens_by_age{age="0"}': 1, 'trained_tokens_by_age{age="1"}': 1,
+        "truncated_ratio": 1 / 2, "response_tokens_mean": 2.0, "response_tokens_max": 3,
+        "zero_variance_ratio": 1, "all_right_ratio": 1, "all_wrong_ratio": 0, "mismatch_k1_nats": -0.1,
+        'trained_tokens_by_age{age="0"}': 1, 'trained_tokens_by_age{age="1"}': 2,
         'trained_tokens_by_age{age="4"}': 0,
     }  # fmt: skip
     assert {name: values[NAME + name] for name in expected} == pytest.approx(expected)
@@ -92,6 +92,12 @@ def test_kl_is_that_of_the_tokens_inside_the_age_bound() -> None:
     values = finish_metrics(objective(spec, prepare(spec, batch), torch.full((2, 2), -1.0))[1])
     assert values[NAME + "kl_nats"] == pytest.approx((2.0 + 1.0) / 2)
     assert values[NAME + "kl_nats_max"] == pytest.approx(2.0)
+
+
+def test_cispo_caps_a_weight_and_keeps_the_gradient() -> None:
+    values = weights_of("cispo")
+    assert values[NAME + "clip_high_ratio"] == pytest.approx(1 / 3)
+    assert values[NAME + "gradient_tokens"] == 3
 
 
 def test_dro_has_a_gradient_without_an_advantage() -> None:
