@@ -4,13 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-process lint docs clean
+.PHONY: demo test test-fast test-process lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/slipstream up configs/smollm2-sums.yaml
 
-test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not vllm and not gpu and not compose"
+test: test-fast test-process
+
+# Two workers, one file at a time each: a server that a file starts serves all its tests.
+test-fast: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not vllm and not gpu and not compose"
+
+# Real processes, started and killed; one at a time, since each stack wants both cores.
+test-process: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "process and not vllm and not gpu and not compose"
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check common services tests benchmarks
