@@ -70,8 +70,8 @@ def test_the_cap_is_exact_for_whole_percentages() -> None:
     ("policy", "evicts", "masks", "holds"),
     [
         ("pace", False, False, False),
-        ("drop", True, False, False),
-        ("wait", False, False, True),
+        ("drop", True, True, False),
+        ("wait", False, True, True),
         ("token", False, True, False),
     ],
 )
@@ -87,3 +87,25 @@ def test_each_policy_does_one_thing_at_the_bound(
 
 def test_every_policy_is_tested() -> None:
     assert set(get_args(Policy)) == {"pace", "drop", "wait", "token"}
+
+
+@pytest.mark.parametrize(
+    ("learner", "token", "lost", "updates"),
+    [
+        (4, 2, [], 2),
+        (5, 0, [(1, 4)], 0),  # version 5 is version 0's weights again
+        (7, 0, [(1, 4)], 2),
+        (5, 3, [(1, 4)], 3),  # a lost version, three updates ahead of what was kept
+        (7, 6, [(1, 4)], 1),
+        (9, 0, [(1, 4), (1, 8)], 0),  # twice back to the same checkpoint
+        (9, 6, [(1, 4), (1, 8)], 1),
+        (12, 7, [(1, 4), (7, 10)], 2),  # 11 is version 6 again; 7 was one ahead of it
+        (12, 2, [(1, 4), (7, 10)], 2 + 1 + 1),  # 2 -> 0 is 2, 5 -> 6 is 1, 11 -> 12 is 1
+    ],
+)
+def test_age_counts_updates_and_not_the_labels_that_a_restart_skips(
+    learner: int, token: int, lost: list[tuple[int, int]], updates: int
+) -> None:
+    assert age(learner, token, lost) == updates
+    assert within_bound(learner, token, updates, lost)
+    assert updates == 0 or not within_bound(learner, token, updates - 1, lost)

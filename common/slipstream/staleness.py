@@ -1,22 +1,34 @@
 """The one place that knows what staleness means.
 
-Age of a token = learner's version - version that sampled it. Age of a group = age of its *oldest* token. A
-policy says what happens around the bound `eta` (setting `staleness.max_staleness`); see docs/staleness.md for
+Age of a token = updates between the weights that sampled it and the learner's; without restarts, learner's
+version - token's version. Age of a group = age of its *oldest* token. A policy says what happens around the bound `eta` (setting `staleness.max_staleness`); see docs/staleness.md for
 what each costs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from slipstream.errors import StalenessError
 
 Policy = Literal["pace", "drop", "wait", "token"]
+Lost = Sequence[tuple[int, int]]
+"""Inclusive ranges of versions that a learner's restart took out of the line of descent, in order. The weights of
+version `first - 1` were then published again, as version `last + 1`."""
 
 
-def age(learner_version: int, token_version: int) -> int:
-    """Age of a token in versions.
+def age(learner_version: int, token_version: int, lost: Lost = ()) -> int:
+    """Age of a token in updates.
+
+    A restart that loses steps publishes old weights under a new version, which is no update; so the labels skipped
+    by it do not count. A token of a lost version is as far from the line as it was ahead of the weights kept.
+
+    Args:
+        learner_version: Version of the learner's weights.
+        token_version: Version that sampled the token.
+        lost: What restarts took out of the line of descent.
 
     Raises:
         StalenessError: The token claims a version that the learner has not made yet.
@@ -25,12 +37,21 @@ def age(learner_version: int, token_version: int) -> int:
         raise StalenessError(
             f"a token is stamped with version {token_version}, but the learner is at {learner_version}"
         )
-    return learner_version - token_version
+    return _updates(token_version, learner_version, lost)
 
 
-def within_bound(learner_version: int, oldest_version: int, eta: int) -> bool:
+def _updates(low: int, high: int, lost: Lost) -> int:
+    """Updates between the weights of two versions, low <= high, over the last restart that lies between them."""
+    for first, last in reversed(lost):
+        kept, republished = first - 1, last + 1
+        if low < republished <= high:
+            return high - republished + _updates(min(low, kept), max(low, kept), lost)
+    return high - low
+
+
+def within_bound(learner_version: int, oldest_version: int, eta: int, lost: Lost = ()) -> bool:
     """Whether a group whose oldest token is of `oldest_version` is inside the bound (age <= eta)."""
-    return age(learner_version, oldest_version) <= eta
+    return age(learner_version, oldest_version, lost) <= eta
 
 
 def admission_cap(eta: int, groups_per_step: int, oversampling: float = 1.0) -> int:
@@ -49,8 +70,11 @@ def evicts_over_bound(policy: Policy) -> bool:
 
 
 def masks_over_bound(policy: Policy) -> bool:
-    """Whether a token over the bound loses its weight while its group stays."""
-    return policy == "token"
+    """Whether a token over the bound loses its weight while its group stays.
+
+    Under `drop` and `wait` no such token should reach a step; should one, it has no weight there either.
+    """
+    return policy != "pace"
 
 
 def holds_learner(policy: Policy) -> bool:

@@ -36,6 +36,9 @@ class FakeLedger:
     over: int = 0
     away: bool = False
 
+    async def state(self) -> SimpleNamespace:
+        return SimpleNamespace(lost_versions=[])
+
     def fly(self, *tickets: int, attempt: int = 0) -> None:
         for ticket in tickets:
             self.states_of[ticket], self.attempts[ticket] = "scored", attempt

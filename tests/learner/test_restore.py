@@ -130,7 +130,7 @@ async def test_steps_that_were_lost_give_their_versions_up_and_their_groups_back
     lost = await train(parts, await train(parts, line))
     assert lost == Line(3, 3)
     again = await make_parts("b")
-    assert await reopen(again) == Line(1, 4)
+    assert await reopen(again) == Line(1, 4, ((2, 3),))
     counts = await again.ledger.counts()
     assert (counts.groups["trained"], counts.groups["buffered"]) == (2, 4)
     assert (await again.ledger.state()).lost_versions == [(2, 3)]
@@ -139,7 +139,14 @@ async def test_steps_that_were_lost_give_their_versions_up_and_their_groups_back
 async def test_without_any_checkpoint_the_run_starts_over_under_a_new_version(make_parts):
     parts = await make_parts("a")
     await train(parts, await reopen(parts))
-    assert await reopen(await make_parts("b")) == Line(0, 2)
+    assert await reopen(await make_parts("b")) == Line(0, 2, ((1, 1),))
+
+
+async def test_weights_that_were_published_anew_keep_that_version_over_further_restarts(make_parts):
+    parts = await make_parts("a")
+    await train(parts, await reopen(parts))
+    for learner in "bcd":
+        assert await reopen(await make_parts(learner)) == Line(0, 2, ((1, 1),))
 
 
 async def test_after_a_restart_the_capacity_is_what_it_was(make_parts):

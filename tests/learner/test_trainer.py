@@ -181,7 +181,8 @@ def test_batch_without_gradient_touches_nothing(make_trainer, make_group, random
         "all old": [make_group([5], [[1, 3], [2]], [1.0, 0.0], version=0)],
     }[case]
     report = trainer.step(groups, 9 if case == "all old" else 0)
-    assert (report.stepped, report.reason, report.updates) == (False, "no_gradient", 1)
+    reason = "too_old" if case == "all old" else "no_gradient"
+    assert (report.stepped, report.reason, report.updates) == (False, reason, 1)
     assert report.micro_batches == 0
     assert _same(_copy(trainer), before)
     assert _same(trainer.optimizer.state(), moments)
@@ -246,3 +247,11 @@ def test_steps_raise_the_probability_of_the_rewarded_token(make_trainer, make_gr
         arrays.logprobs = now[torch.tensor(tokens)].log().numpy()
         trainer.step([(group, arrays)], version)
     assert float(probabilities()[wanted]) > before + 0.3
+
+
+def test_groups_of_lost_steps_train_again_with_the_weight_they_had(make_trainer, make_group):
+    """A restart skips labels, not updates: what version 0 sampled is fresh for version 9, which is 0's weights again."""
+    groups = [make_group([5], [[1], [2]], [1.0, 0.0], version=0)]
+    assert make_trainer().step(groups, 9, [(1, 8)]).stepped
+    report = make_trainer().step(groups, 9)
+    assert (report.stepped, report.reason) == (False, "too_old")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
-from slipstream.errors import LedgerError
+from slipstream.errors import LedgerError, UserError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberExpired
 from slipstream.lifecycle.life import Life
@@ -24,6 +24,7 @@ HEARTBEAT_SECONDS = 1.0
 PEER_SECONDS = 0.3
 SETTLED_SECONDS = 1.5  # with a live peer, another one can wait; polls are most of what an idle process does
 OPEN_SECONDS = 120.0
+REMEMBERED_BYTES = 8 << 20  # enough for what says "stored"; a batch that was taken is not worth keeping
 LEAVE_SECONDS = 1.0
 
 
@@ -47,7 +48,10 @@ class Site:
 
     async def open_ledger(self) -> None:
         """Connect to the run's ledger."""
-        url = self._config.redis.url or "redis://127.0.0.1:6379/0"
+        url = self._config.redis.url
+        if url is None:
+            problem = "redis.url is not set, and only `slipstream up` starts a server of its own"
+            raise UserError(problem, "set redis.url to the server of the run")
         password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
         self.ledger = await Ledger.connect(url, self._config.run.name or "", password=password)
         self._stack.push_async_callback(self.ledger.close)
@@ -58,6 +62,7 @@ class Site:
         options = ReceiverOptions(
             name=self.name,
             host=network.host,
+            remember_bytes=REMEMBERED_BYTES,
             port=network.port,
             setting="network.port",
             credits=network.credits,

@@ -14,7 +14,7 @@ from slipstream.errors import FencedError, LedgerError, MessageError, StalenessE
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.messages import Frames, Take, check_run, decode_header
-from slipstream.staleness import evicts_over_bound, holds_learner, within_bound
+from slipstream.staleness import Lost, evicts_over_bound, holds_learner, within_bound
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
@@ -34,6 +34,7 @@ class Batches:
         self._free: set[int] = set()
         self._arrived = asyncio.Event()
         self._learner = ""
+        self._lost: Lost = ()
         self._folds = 0
         self._lock = asyncio.Lock()
 
@@ -47,6 +48,7 @@ class Batches:
 
         A group that was written but not yet booked is offered again by its sender; until then it is not free.
         """
+        self._lost = (await self._ledger.state()).lost_versions
         known, before = [row.ticket for row in self._store.rows], set(self._free)
         states = await self._ledger.states(known)
         await self._forget([ticket for ticket in known if ticket not in states])
@@ -141,7 +143,7 @@ class Batches:
             return
         eta = self._config.staleness.max_staleness
         for row in self._rows():
-            if not within_bound(version, row.oldest, eta):
+            if not within_bound(version, row.oldest, eta, self._lost):
                 await self._drop(row, "stale")
 
     async def _drop(self, row: Row, reason: str) -> None:

@@ -6,17 +6,20 @@ import argparse
 import json
 import sys
 
+from slipstream.cli.checks import missing_files
 from slipstream.config.load import load_config
 from slipstream.config.reference import markdown
 from slipstream.config.schema import Config
-from slipstream.errors import EXIT_OK
+from slipstream.errors import EXIT_OK, ConfigError
 
 
 def validate(options: argparse.Namespace) -> int:
-    """Check a config; problems end in a ConfigError, warnings are printed."""
+    """Check a config, and that what it names is here; problems end in a ConfigError, warnings are printed."""
     config, warnings = load_config(options.config, options.overrides)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
+    if missing := missing_files(config):
+        raise ConfigError(missing, options.config)
     batch = config.batch.groups * config.batch.group_size
     print(  # noqa: T201
         f"{options.config}: ok; {config.model.source}, {batch} samples a step, "

@@ -1,10 +1,11 @@
-"""`audit` and `summary`: look at a run without changing it."""
+"""`audit`, `summary` and `export`: look at a run without changing it."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
+import shutil
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -37,6 +38,29 @@ def summary(options: argparse.Namespace) -> int:
 
     folder, _ = _find(options.run)
     print_summary(folder, sys.stdout)
+    return EXIT_OK
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write the newest complete checkpoint's weights, with the model's config and tokenizer, into a new folder."""
+    from slipstream.checkpoint.finding import newest_complete
+    from slipstream.models.resolve import resolve
+
+    folder, _ = _find(options.run)
+    target = Path(options.target)
+    if target.exists():
+        raise UserError(f"{target} exists", "name a folder that does not")
+    found = newest_complete(folder.checkpoints)
+    if found.path is None:
+        raise UserError(f"{folder.path} has no complete checkpoint", "let it train to its first one")
+    config, _ = load_config(folder.config)
+    model = resolve(config.model.source)
+    target.mkdir(parents=True)
+    for file in model.iterdir():
+        if file.is_file() and not file.name.startswith(("model", "pytorch_model")):
+            shutil.copyfile(file, target / file.name)
+    shutil.copyfile(found.path / "model.safetensors", target / "model.safetensors")
+    print(f"step {found.step} of {folder.name} in {target}")  # noqa: T201
     return EXIT_OK
 
 

@@ -113,6 +113,12 @@ def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
     _run_argument(audit)
     audit.set_defaults(command=inspect.audit)
 
+    more = "Writes config, tokenizer and the weights of the newest complete checkpoint, as transformers loads them."
+    export = _command(commands, "export", "write a run's weights as a Hugging Face folder", more)
+    _run_argument(export)
+    export.add_argument("target", metavar="FOLDER", help="folder to make")
+    export.set_defaults(command=inspect.export)
+
     summary = _command(commands, "summary", "what a run reached, and where the time went")
     _run_argument(summary)
     summary.set_defaults(command=inspect.summary)

@@ -7,10 +7,11 @@ import logging
 import sys
 from pathlib import Path
 
+from slipstream.cli.checks import missing_files
 from slipstream.config.load import load_config
 from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
-from slipstream.errors import EXIT_OK, UserError
+from slipstream.errors import EXIT_OK, ConfigError, UserError
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.process import die_with_parent, exit_now, run_process
 from slipstream.run_folder import RunFolder, check_name, new_name
@@ -70,7 +71,7 @@ def fetch(options: argparse.Namespace) -> int:
 
 def _supervise(config: Config, warnings: list[str]) -> int:
     from slipstream.provenance import collect
-    from slipstream.supervisor.summary import print_summary
+    from slipstream.supervisor.summary import finished, print_summary
     from slipstream.supervisor.supervisor import Supervisor
 
     _refuse_what_up_cannot_do(config)
@@ -94,14 +95,17 @@ def _supervise(config: Config, warnings: list[str]) -> int:
         fault = run_process(supervise, 2 * config.supervisor.drain_seconds)
         if folder.steps.exists() or not fault:
             print_summary(folder, sys.stdout)
+        if outcome == EXIT_OK and not finished(config, folder):
+            log.info("to go on: slipstream resume %s", folder.path)
         if cause:
             log.error("the run ended early: %s", cause)  # once more, so that it stands last
     return fault or outcome
 
 
 def _refuse_what_up_cannot_do(config: Config) -> None:
-    for missing in missing_parts(config):
-        raise UserError(missing)
+    missing = [*missing_parts(config), *missing_files(config)]
+    if missing:
+        raise UserError(missing[0]) if len(missing) == 1 else ConfigError(missing)
     for setting in ("port", "metrics_port"):
         if port := getattr(config.network, setting):
             raise UserError(

@@ -16,11 +16,15 @@ from slipstream.algo.prepare import Batch
 from slipstream.errors import UserError
 from slipstream.learner.batch import Scored
 from slipstream.messages import Sample, expand_versions
-from slipstream.staleness import age
+from slipstream.staleness import Lost, age
 
 
 def global_batch(
-    groups: Scored, version: int, max_age: int | None, component_weights: Mapping[str, float] | None = None
+    groups: Scored,
+    version: int,
+    max_age: int | None,
+    component_weights: Mapping[str, float] | None = None,
+    lost: Lost = (),
 ) -> Batch:
     """All samples of the groups, padded by length.
 
@@ -29,13 +33,12 @@ def global_batch(
         version: The learner's version, from which the ages of tokens follow.
         max_age: Age above which a token loses its weight; None masks none.
         component_weights: Weight of each reward component by name, for objectives that need them apart.
+        lost: Versions that restarts took out of the line of descent.
 
     Raises:
         StalenessError: A token of a version that does not exist yet.
         UserError: A component without a weight.
     """
-    for group, _ in groups:
-        age(version, group.newest_version)
     samples = [sample for group, _ in groups for sample in group.samples]
     lengths = np.array([sample.tokens for sample in samples])
     token_BT = np.arange(lengths.max()) < lengths[:, None]
@@ -48,7 +51,7 @@ def global_batch(
         lengths_B=torch.from_numpy(lengths),
         sampler_BT=_padded(logprobs, token_BT, np.dtype(np.float32)),
         truncated_B=torch.tensor([sample.finish != "stop" for sample in samples]),
-        ages_BT=_padded(version - versions, token_BT, np.dtype(np.int64)),
+        ages_BT=_padded(_ages(version, versions, lost), token_BT, np.dtype(np.int64)),
         max_age=max_age,
         components_BK=None if component_weights is None else _components(samples, component_weights),
         component_weights_K=(
@@ -56,6 +59,12 @@ def global_batch(
         ),
     )
     return batch
+
+
+def _ages(version: int, versions: np.ndarray, lost: Lost) -> np.ndarray:
+    """Age of each token [N]; a batch holds few different versions."""
+    different, at = np.unique(versions, return_inverse=True)
+    return np.array([age(version, int(each), lost) for each in different], dtype=np.int64)[at]
 
 
 def _padded(values: np.ndarray, token_BT: np.ndarray, dtype: np.dtype) -> Tensor:

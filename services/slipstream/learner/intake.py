@@ -66,7 +66,7 @@ class Intake:
             groups=config.batch.groups,
             whole=config.batch.drop_last,
         )
-        # a take is repeatable, so each question is a parcel of its own and no large answer is remembered for it
+        # a take is repeatable, so each question is a parcel of its own
         parcel = Parcel(f"take{request.step}.{os.urandom(6).hex()}", "take", [msgspec.msgpack.encode(request)])
         try:
             return await self._parts.sender.deliver(parcel, _ASK_SECONDS)

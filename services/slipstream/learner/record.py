@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from slipstream.learner.intake import Batch
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
+from slipstream.staleness import age
 
 
 def step_record(line: Line, before: int, batch: Batch, report: StepReport, seconds: float) -> dict[str, object]:
@@ -20,7 +21,7 @@ def step_record(line: Line, before: int, batch: Batch, report: StepReport, secon
         report: The trainer's report.
         seconds: Wall time since the last step, waiting included.
     """
-    ages = [before - group.oldest_version for group, _ in batch]
+    ages = [age(before, group.oldest_version, line.lost) for group, _ in batch]
     rewards = [reward for group, _ in batch for reward in group.scored_rewards]
     lengths = [sample.tokens for group, _ in batch for sample in group.samples]
     return {
@@ -59,7 +60,7 @@ def progress_line(record: dict[str, object], steps: int | None) -> str:
     return (
         f"step {record['step']}{f'/{steps}' if steps else ''}  version {record['version']}  "
         f"reward {record['reward']:.3f}  length {record['length']:.1f}  age {record['age_mean']:.1f} "
-        f"(max {record['age_max']})  tied {record['skipped_groups']}/{record['groups']}  "
+        f"(max {record['age_max']})  no gradient {record['skipped_groups']}/{record['groups']}  "
         f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){note}"
     )
 

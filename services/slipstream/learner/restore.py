@@ -1,8 +1,9 @@
 """Where the learner takes up the run: from the newest complete checkpoint, or from the model it starts with.
 
 Version and step are two counts. Steps are those of the line of descent, so they go back to the checkpoint's;
-versions only grow: when steps were lost, the restored weights are published under a new version, and tokens of
-the lost ones keep their labels. Their age is then at least their true distance, so the bound holds.
+versions only grow: when steps were lost, the restored weights are published under a new version, and tokens keep
+their labels. Ages count updates and not labels (`staleness.age`), so the groups of the lost steps train again as they
+did, and tokens of lost versions have their true distance from the line.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ LINE, LEDGER = "line.json", "ledger.msgpack"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The learner's place: steps committed in the line of descent, and the version of its weights."""
+    """The learner's place: steps committed in the line of descent, the version of its weights, and which versions
+    restarts took out of the line (inclusive ranges)."""
 
     step: int = 0
     version: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
 
 
 async def reopen(parts: Parts) -> Line:
@@ -48,9 +51,10 @@ async def reopen(parts: Parts) -> Line:
     await _open(parts, line, snapshot)
     await parts.ledger.claim_learner(parts.learner)
     state = await parts.ledger.rollback(line.step, line.version, parts.learner)
-    if state.version == line.version:
-        return line
-    renewed = Line(line.step, state.version + 1)
+    lost = tuple(state.lost_versions)
+    if state.version == line.version or lost[-1:] == ((line.version + 1, state.version - 1),):
+        return Line(line.step, state.version, lost)  # these very weights have that version already
+    renewed = Line(line.step, state.version + 1, lost)
     log.info(
         "versions %d to %d are lost: these weights become %d", line.version + 1, state.version, renewed.version
     )
@@ -86,4 +90,5 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _read(folder: Path) -> tuple[Line, bytes]:
-    return Line(**json.loads((folder / LINE).read_text(encoding="utf-8"))), (folder / LEDGER).read_bytes()
+    place = json.loads((folder / LINE).read_text(encoding="utf-8"))
+    return Line(place["step"], place["version"]), (folder / LEDGER).read_bytes()

@@ -74,8 +74,8 @@ class Learner:
     async def _step(self, batch: Batch, started: float) -> None:
         """One transaction: trained, committed, and only then visible to the generators."""
         waited, before = time.monotonic() - started, self._line.version
-        report = await asyncio.to_thread(self._parts.trainer.step, batch, before)
-        line = Line(self._line.step + 1, before + report.stepped)
+        report = await asyncio.to_thread(self._parts.trainer.step, batch, before, self._line.lost)
+        line = Line(self._line.step + 1, before + report.stepped, self._line.lost)
         trained_on = [(group.ticket, group.attempt) for group, _ in batch]
         await self._parts.ledger.commit(line.step, line.version, self._parts.learner, trained_on)
         self._line = line

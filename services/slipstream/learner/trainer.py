@@ -29,9 +29,10 @@ from slipstream.learner.collect import global_batch
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.report import Reason, StepReport
-from slipstream.staleness import masks_over_bound
+from slipstream.staleness import Lost, masks_over_bound
 
 _LOG = logging.getLogger("slipstream.learner")
+_MASKED_AGE = "slipstream_objective_masked_age_ratio"
 
 
 class Trainer:
@@ -62,7 +63,7 @@ class Trainer:
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
 
-    def step(self, groups: Scored, version: int) -> StepReport:
+    def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
         """Train on a batch of groups, once.
 
         Nothing moves, neither weights nor moments nor weight decay, unless the report says `stepped`.
@@ -70,6 +71,7 @@ class Trainer:
         Args:
             groups: The global batch, at least one group.
             version: Version of the weights before the step.
+            lost: Versions that restarts took out of the line of descent; ages count without them.
 
         Raises:
             RunHalted: Too many non-finite steps in a row.
@@ -77,13 +79,15 @@ class Trainer:
         """
         report = StepReport(updates=self.optimizer.updates)
         with report.timed("build"):
-            prepared, batches = self._build(groups, version, report)
+            prepared, batches = self._build(groups, version, lost, report)
         try:
             prepared = self._with_proximal(prepared, batches, report)
             tally = self._accumulate(prepared, batches, report)
         except NonFiniteError as error:
             return self._skip_nonfinite(report, str(error))
         report.metrics = finish_metrics(tally)
+        if report.metrics.get(_MASKED_AGE) == 1.0:
+            return self._skip(report, "too_old", "every token of the batch is over staleness.max_staleness")
         if not prepared.trainable:
             return self._skip(report, "no_gradient", "no sample of the batch can change the gradient")
         with report.timed("optimizer"):
@@ -105,10 +109,12 @@ class Trainer:
         """
         state.load(self, folder)
 
-    def _build(self, groups: Scored, version: int, report: StepReport) -> tuple[Prepared, list[MicroBatch]]:
+    def _build(
+        self, groups: Scored, version: int, lost: Lost, report: StepReport
+    ) -> tuple[Prepared, list[MicroBatch]]:
         stale = self._config.staleness
         max_age = stale.max_staleness if masks_over_bound(stale.policy) else None
-        batch = global_batch(groups, version, max_age, self._component_weights())
+        batch = global_batch(groups, version, max_age, self._component_weights(), lost)
         prepared = prepare(self._spec, batch)
         gradient_B = prepared.gradient_B
         batches = micro_batches(groups, gradient_B.tolist(), self._layout)

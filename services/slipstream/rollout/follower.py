@@ -27,6 +27,7 @@ class WeightsFollower:
         self._engine = engine
         self._staged: Mapped | None = None
         self._closed = False
+        self._complained = ""
         self.swap_seconds = 0.0
 
     async def follow(self, life: Life) -> None:
@@ -66,7 +67,9 @@ class WeightsFollower:
             fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
         except (WeightsError, TransportTimeout, UserError) as error:
             # Published again meanwhile, torn, out of reach, or no room for it here: the next look may find better.
-            log.warning("weights not usable, still serving version %s: %s", self._engine.version, error)
+            if str(error) != self._complained:  # once: the same answer comes until the learner publishes again
+                self._complained = str(error)
+                log.info("waiting for usable weights, serving version %s: %s", self._engine.version, error)
             return False
         if self._closed:
             fetched.release()

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from slipstream.config.schema import Config
-from slipstream.errors import FencedError, SlipstreamError, TransportTimeout
+from slipstream.errors import FencedError, SlipstreamError, TransportTimeout, UserError
 from slipstream.ledger.records import LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life, Service
 from slipstream.prompts.order import EpochOrder
@@ -90,7 +90,13 @@ class Rollout:
         claim = free and await self._parts.ledger.claim_eval(self._parts.name, free, self._version())
         if not claim:
             return 0
-        prompts = self._parts.evaluations[claim.job.partition(":")[2]]
+        name = claim.job.partition(":")[2]
+        if name not in self._parts.evaluations:
+            raise UserError(
+                f"evaluation.sets has no {name!r} here, but the learner asks for it",
+                "give every role the same config",
+            )
+        prompts = self._parts.evaluations[name]
         for item in claim.items:
             order = evaluation_order(claim, item, prompts[item], self._parts.config, self._parts.name)
             self._start(self._evaluating, order, self._roll_item(order))

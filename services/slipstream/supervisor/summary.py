@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from slipstream.config.schema import Config
 from slipstream.run_folder import RunFolder, read_lines
 
 _HEIGHT = 8
@@ -25,9 +26,15 @@ def print_summary(folder: RunFolder, out: TextIO) -> None:
     lines += _speed(steps)
     lines += _staleness(steps)
     lines += _time(steps)
-    lines += ["", f"folder       {folder.path}", ""]
+    lines += ["", f"folder       {folder.path}   (its weights: slipstream export {folder.path} FOLDER)", ""]
     out.write("\n".join(lines))
     out.flush()
+
+
+def finished(config: Config, folder: RunFolder) -> bool:
+    """Whether a run made all the steps that its config names; one without a number ends with its data."""
+    steps = latest_line_of_descent(read_lines(folder.steps))
+    return config.run.steps is None or bool(steps and steps[-1]["step"] >= config.run.steps)
 
 
 def latest_line_of_descent(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,0 +1,35 @@
+"""What a config names and this machine lacks, found before anything is started: rewards, files, folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slipstream.config.data import DataSection
+from slipstream.config.schema import Config
+from slipstream.errors import UserError
+from slipstream.rewards.base import RewardSpec
+from slipstream.rewards.scorers import Scorers
+
+
+def missing_files(config: Config) -> list[str]:
+    """One line for each reward, data file or model folder that is named and not there."""
+    found = []
+    for index, function in enumerate(config.reward.functions):
+        try:
+            Scorers.load([RewardSpec(use=function.use, options=function.options)])
+        except UserError as error:
+            found.append(f"reward.functions.{index}.use: {error}")
+    sets = {"data": config.data} | {
+        f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()
+    }
+    found += [
+        f"{name}.path: no file {data.path!r}; check the path" for name, data in sets.items() if _lacks(data)
+    ]
+    source = config.model.source
+    if source.startswith((".", "/", "~")) and not Path(source).expanduser().exists():
+        found.append(f"model.source: no folder {source!r}; check the path")
+    return found
+
+
+def _lacks(data: DataSection) -> bool:
+    return data.kind == "jsonl" and not Path(data.path).expanduser().exists()

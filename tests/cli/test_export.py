@@ -1,0 +1,67 @@
+"""`slipstream export` writes what transformers loads; `validate` sees what is not there."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.checkpoint.writing import write
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def a_run(root: Path) -> Path:
+    """A run's folder with one checkpoint, and the model's own folder beside it."""
+    model = root / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"before")
+    run = root / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(
+        f"run: {{name: mine, root: {root / 'runs'}}}\nmodel: {{source: {model}}}\n"
+        "data: {kind: sort_digits}\nreward: {functions: [{use: exact_match}]}\n"
+    )
+    return run
+
+
+def test_export_writes_the_checkpoints_weights_beside_the_models_own_files(
+    slipstream: Run, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path)
+    write(run / "checkpoints", 7, {"model.safetensors": lambda path: path.write_bytes(b"after") and None})
+    done = slipstream("export", str(run), "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "step 7" in done.stdout
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"after"
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+    }
+    again = slipstream("export", str(run), "out")
+    assert (again.returncode, "exists" in again.stderr) == (2, True)
+
+
+def test_export_of_a_run_without_a_checkpoint_says_so(slipstream: Run, tmp_path: Path) -> None:
+    done = slipstream("export", str(a_run(tmp_path)), "out")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("reward.functions.0.use=mth", "reward.functions.0.use"),
+        ("model.source=./not-here", "model.source"),
+        ("data={kind: jsonl, path: nope.jsonl}", "data.path"),
+    ],
+)
+def test_validate_names_what_is_not_there(slipstream: Run, setting: str, said: str) -> None:
+    done = slipstream("validate", "tiny-sorter", setting)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
