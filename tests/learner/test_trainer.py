@@ -250,7 +250,7 @@ def test_steps_raise_the_probability_of_the_rewarded_token(make_trainer, make_gr
 
 
 def test_groups_of_lost_steps_train_again_with_the_weight_they_had(make_trainer, make_group):
-    """A restart skips labels, not updates: what version 0 sampled is fresh for version 9, which is 0's weights again."""
+    """A restart skips labels, not updates: version 9 is version 0's weights again, so its samples are fresh."""
     groups = [make_group([5], [[1], [2]], [1.0, 0.0], version=0)]
     assert make_trainer().step(groups, 9, [(1, 8)]).stepped
     report = make_trainer().step(groups, 9)

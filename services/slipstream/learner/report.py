@@ -18,7 +18,8 @@ class StepReport:
     Attributes:
         stepped: Whether the weights changed, so that there is a new version.
         reason: Why they did not: `no_gradient` (no sample can change the gradient: all rewards equal, unscored,
-            masked or empty), `too_old` (every token is over the age bound), `zero_gradient` (computed, and exactly 0) or `nonfinite`.
+            masked or empty), `too_old` (every token is over the age bound), `zero_gradient` (computed, and exactly 0)
+            or `nonfinite`.
         detail: The reason in words.
         updates: Updates made so far in the run, this one included.
         learning_rate: Rate of this update; 0.0 without one.
