@@ -1,8 +1,8 @@
 """The one place that knows what staleness means.
 
-Age of a token = updates between the weights that sampled it and the learner's; without restarts, learner's version
-- token's version. Age of a group = age of its *oldest* token. A policy says what happens around the bound `eta` (setting
-`staleness.max_staleness`); see docs/staleness.md for what each costs.
+Age of a token = updates between the weights that sampled it and the learner's; without restarts, the learner's
+version minus the token's. Age of a group = age of its *oldest* token. A policy says what happens around the bound
+`eta` (setting `staleness.max_staleness`); see docs/staleness.md for what each costs.
 """
 
 from __future__ import annotations
