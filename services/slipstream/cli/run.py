@@ -95,7 +95,7 @@ def _supervise(config: Config, warnings: list[str]) -> int:
         fault = run_process(supervise, 2 * config.supervisor.drain_seconds)
         if folder.steps.exists() or not fault:
             print_summary(folder, sys.stdout)
-        if outcome == EXIT_OK and not finished(config, folder):
+        if not fault and outcome == EXIT_OK and not finished(config, folder):
             log.info("to go on: slipstream resume %s", folder.path)
         if cause:
             log.error("the run ended early: %s", cause)  # once more, so that it stands last
