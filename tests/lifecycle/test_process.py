@@ -160,3 +160,14 @@ def test_a_thread_that_still_works_is_not_waited_for():
 
     assert run_process(service) == EXIT_HALTED
     release.set()
+
+
+def test_sigterm_before_there_is_a_service_ends_with_0(ends):
+    """As process 1 of a container there is no default for it, and loading libraries takes seconds."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        process.end_on_sigterm()
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ends == [EXIT_OK]

@@ -121,7 +121,7 @@ class WeightsSection(Section):
 
 
 class RedisSection(Section):
-    """The server that keeps the ledger. The password comes from SLIPSTREAM_REDIS_PASSWORD."""
+    """The server that keeps the ledger. Its password comes from the environment: see `config.secrets`."""
 
     url: str | None = setting(None, "redis://host:port/db or unix:///path; null starts an embedded Valkey")
 
@@ -129,7 +129,11 @@ class RedisSection(Section):
 class NetworkSection(Section):
     """Sockets."""
 
-    host: str = setting("127.0.0.1", "address that services bind and announce")
+    host: str = setting("127.0.0.1", "address that services bind; 0.0.0.0 is every one of the host's")
+    advertise: str | None = setting(
+        None,
+        "host name or address that others reach this process at; null is host, or of 0.0.0.0 this host's own",
+    )
     port: int = setting(
         0, "port of the role's data socket when started alone; 0 takes a free one", ge=0, le=65535
     )

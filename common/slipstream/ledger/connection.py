@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from functools import cache
@@ -33,8 +34,10 @@ from redis.exceptions import (
 from slipstream.errors import FencedError, LedgerError, StalenessError, UserError
 from slipstream.ledger.records import LedgerFull, LedgerLost, MemberExpired, RunNotOpen
 
+log = logging.getLogger("slipstream.ledger")
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+WAIT_LINE_S = 5.0
 LONGEST_ATTEMPT_S = 5.0  # a packet lost in a partition must not use up the whole deadline
 MAX_CONNECTIONS = 16
 OLDEST_SERVER = (7, 0)
@@ -221,7 +224,8 @@ async def load_library(client: aioredis.Redis) -> None:
 
 
 async def _first_info(client: aioredis.Redis, url: str, deadline_s: float) -> dict[str, Any]:
-    end = time.monotonic() + deadline_s
+    told = time.monotonic()
+    end = told + deadline_s
     pause = FIRST_PAUSE_S
     while True:
         try:
@@ -237,6 +241,9 @@ async def _first_info(client: aioredis.Redis, url: str, deadline_s: float) -> di
                 raise LedgerError(
                     f"redis.url: no server answers at {url} within {deadline_s:g} s ({_said(error)})"
                 ) from error
+            if time.monotonic() - told > WAIT_LINE_S:
+                told = time.monotonic()
+                log.info("waiting for the server of redis.url %s (%s)", url, _said(error))
         except RedisError as error:
             raise UserError(f"redis.url: the server at {url} refused INFO ({error})") from error
         await asyncio.sleep(pause)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
@@ -10,6 +11,9 @@ import msgspec
 from slipstream.errors import LedgerError
 from slipstream.ledger.base import LedgerCalls
 from slipstream.ledger.records import RunNotOpen, RunState, RunTerms, Status
+
+log = logging.getLogger("slipstream.ledger")
+WAIT_LINE_S = 10.0
 
 
 class StateReply(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +55,8 @@ class RunCalls(LedgerCalls):
         Raises:
             RunNotOpen: Nobody did.
         """
-        end = time.monotonic() + wait_s
+        started = told = time.monotonic()
+        end = started + wait_s
         pause = 0.05
         while True:
             try:
@@ -59,6 +64,9 @@ class RunCalls(LedgerCalls):
             except RunNotOpen as error:
                 if time.monotonic() + pause >= end:
                     raise RunNotOpen(f"{error} (waited {wait_s:g} s); does the learner run?") from error
+            if time.monotonic() - told > WAIT_LINE_S:
+                told = time.monotonic()
+                log.info("waiting for the learner to open the run, %.0f s so far", told - started)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.5)
 

@@ -17,6 +17,7 @@ from slipstream.lifecycle.life import Life, Service
 
 log = logging.getLogger("slipstream.process")
 _PR_SET_PDEATHSIG = 1
+PARENT_VARIABLE = "SLIPSTREAM_PARENT"
 
 
 def run_process(service: Service, drain_seconds: float = 4.0) -> int:
@@ -111,12 +112,20 @@ def _install_signals(life: Life, deadline: _Deadline) -> None:
         loop.add_signal_handler(number, asked, number)
 
 
+def end_on_sigterm() -> None:
+    """Until a service takes the signals over, SIGTERM ends the process with 0: nothing has begun yet.
+
+    The kernel gives process 1 of a container no default for it, so it would be ignored while libraries load.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: exit_now(EXIT_OK))
+
+
 def die_with_parent() -> None:
     """Ask the kernel to send SIGTERM when the parent dies (Linux), and end if it is dead already.
 
     The parent names itself in SLIPSTREAM_PARENT, so that one that died before this call is noticed.
     """
-    parent = os.environ.get("SLIPSTREAM_PARENT")
+    parent = os.environ.get(PARENT_VARIABLE)
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
+from slipstream.config.secrets import redis_password
 from slipstream.errors import LedgerError, UserError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberExpired
+from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.life import Life
 from slipstream.telemetry.metrics import Metrics
 from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
@@ -23,7 +25,7 @@ log = logging.getLogger("slipstream.site")
 HEARTBEAT_SECONDS = 1.0
 PEER_SECONDS = 0.3
 SETTLED_SECONDS = 1.5  # with a live peer, another one can wait; polls are most of what an idle process does
-OPEN_SECONDS = 120.0
+OPEN_SECONDS = 600.0  # on a cluster the learner's image may still be on its way
 REMEMBERED_BYTES = 8 << 20  # enough for what says "stored"; a batch that was taken is not worth keeping
 LEAVE_SECONDS = 1.0
 
@@ -52,8 +54,7 @@ class Site:
         if url is None:
             problem = "redis.url is not set, and only `slipstream up` starts a server of its own"
             raise UserError(problem, "set redis.url to the server of the run")
-        password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
-        self.ledger = await Ledger.connect(url, self._config.run.name or "", password=password)
+        self.ledger = await Ledger.connect(url, self._config.run.name or "", password=redis_password())
         self._stack.push_async_callback(self.ledger.close)
 
     async def receiver(self) -> Receiver:
@@ -62,6 +63,7 @@ class Site:
         options = ReceiverOptions(
             name=self.name,
             host=network.host,
+            advertise=announced_host(network.host, network.advertise),
             remember_bytes=REMEMBERED_BYTES,
             port=network.port,
             setting="network.port",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import shutil
 import sys
 from contextlib import AsyncExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.config.load import load_config
+from slipstream.config.secrets import redis_password
 from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError
 from slipstream.run_folder import RunFolder
 
@@ -71,7 +71,7 @@ async def _audit(folder: RunFolder, url: str | None) -> Audit:
     async with AsyncExitStack() as stack:
         if url is None:
             url = await stack.enter_async_context(lone_server(folder))
-        password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
+        password = redis_password()
         connected = await Ledger.connect(url, folder.name, password=password, deadline=PATIENCE_SECONDS)
         return await (await stack.enter_async_context(connected)).audit()
 

@@ -23,7 +23,8 @@ _CONFIG = """CONFIG is a YAML file, or the name of a config that comes with slip
 
 Any setting can be changed behind it, for example: staleness.max_staleness=2 run.steps=10
 reward.functions.0.use=math. Lists are indexed by number; a value is YAML. The same from the environment:
-SLIPSTREAM__RUN__STEPS=10. The Redis password comes from SLIPSTREAM_REDIS_PASSWORD alone."""
+SLIPSTREAM__RUN__STEPS=10. The Redis password comes from SLIPSTREAM_REDIS_PASSWORD,
+or from the file that SLIPSTREAM_REDIS_PASSWORD_FILE names."""
 _EXITS = "Exit codes: 0 done, 1 a fault, 2 a mistake in what was given, 3 the run stopped itself, 130 Ctrl-C."
 
 
@@ -98,7 +99,11 @@ def _add_running(commands: Commands[argparse.ArgumentParser]) -> None:
     role = _command(commands, "run", "start one role by itself, as containers do", f"{more}\n\n{_CONFIG}")
     role.add_argument("role", choices=ROLES)
     role.add_argument("--config", required=True, help="YAML file, or the name of a packaged one")
-    role.add_argument("--name", default=None, help="name of this process; default is its role")
+    role.add_argument(
+        "--name",
+        default=None,
+        help="name of this process; {host} in it is this host's name; default is its role",
+    )
     _overrides_argument(role)
     role.set_defaults(command=run.role)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
+from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks import missing_files
 from slipstream.config.load import load_config
 from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, ConfigError, UserError
 from slipstream.lifecycle.life import Life, Service
-from slipstream.lifecycle.process import die_with_parent, exit_now, run_process
+from slipstream.lifecycle.process import PARENT_VARIABLE, die_with_parent, end_on_sigterm, exit_now, run_process
 from slipstream.run_folder import RunFolder, check_name, new_name
 from slipstream.telemetry.logs import set_up_logs
 
@@ -49,11 +51,15 @@ def resume(options: argparse.Namespace) -> int:
 
 def role(options: argparse.Namespace) -> int:
     """Run one role in this process until it ends or is asked to."""
+    end_on_sigterm()
     die_with_parent()
     config, _ = load_config(options.config, options.overrides)
     folder = RunFolder.of(config)
-    name = options.name or options.role
+    name = name_of(options.role, options.name)
     check_name("--name", name)
+    check_libraries(options.role)
+    if PARENT_VARIABLE not in os.environ:
+        prepare_folder(options.role, config, folder)
     set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level)
     code = run_process(_service(options.role, name, config, folder), config.supervisor.drain_seconds)
     exit_now(code)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 from pathlib import Path
 
 from slipstream.config.schema import Config
+from slipstream.config.secrets import redis_password
 from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK, EXIT_USER, LedgerError, UserError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.server import embedded_server
@@ -91,7 +91,7 @@ class Supervisor:
             raise UserError(str(error), "start the server, or correct redis.url") from None
 
     async def _connect(self) -> Ledger:
-        password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
+        password = redis_password()
         return await Ledger.connect(self._url, self._folder.name, password=password, deadline=_LEDGER_SECONDS)
 
     async def _start_valkey(self, socket: EmbeddedSocket) -> None:

@@ -1,0 +1,43 @@
+"""The password comes from the environment or from a mounted file, and a file that is none is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.config.secrets import redis_password
+from slipstream.errors import UserError
+
+
+def test_no_password_is_none() -> None:
+    assert redis_password({}) is None
+    assert redis_password({"SLIPSTREAM_REDIS_PASSWORD": ""}) is None
+
+
+def test_it_comes_from_the_environment_first(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("from the file\n")
+    named = {"SLIPSTREAM_REDIS_PASSWORD_FILE": str(file)}
+    assert redis_password(named) == "from the file"
+    assert redis_password({**named, "SLIPSTREAM_REDIS_PASSWORD": "given"}) == "given"
+
+
+def test_only_the_end_of_the_line_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text(" with spaces \r\n")
+    assert redis_password({"SLIPSTREAM_REDIS_PASSWORD_FILE": str(file)}) == " with spaces "
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), (b"", "is empty"), (b"\n", "is empty"), (b"\xff", "no UTF-8")]
+)
+def test_a_file_that_holds_none_is_named(content: bytes | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        redis_password({"SLIPSTREAM_REDIS_PASSWORD_FILE": str(file)})
+    assert str(file) in str(caught.value)
+    assert says in str(caught.value)
+    assert "SLIPSTREAM_REDIS_PASSWORD_FILE" in str(caught.value)
