@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,25 @@ async def test_close_aborts_what_is_open_and_may_be_repeated(bench: Any, within:
     await bench.engine.close()
     with pytest.raises(SlipstreamError):
         await bench.collect(bench.request())
+
+
+async def test_samples_go_on_from_what_was_sampled_elsewhere(bench: Any) -> None:
+    """The same as if they had not moved; nothing is streamed again, and the limit counts the whole."""
+    whole = await bench.collect(bench.request(temperature=0.0))
+    cuts = [5, 0, 1]
+    prefixes = tuple(tuple(sample.token_ids[:cut]) for sample, cut in zip(whole, cuts, strict=True))
+    rest = await bench.collect(replace(bench.request(temperature=0.0), prefixes=prefixes))
+    for sample, full, cut in zip(rest, whole, cuts, strict=True):
+        assert sample.token_ids == full.token_ids[cut:]
+        assert sample.logprobs == pytest.approx(full.logprobs[cut:], abs=1e-4)
+        assert sample.finish == full.finish
+
+
+async def test_a_sample_that_has_its_length_already_ends_at_once(bench: Any) -> None:
+    request = replace(bench.request(seeds=(1, 2), tokens=2), prefixes=((4, 9), ()))
+    first, second = await bench.collect(request)
+    assert (first.token_ids, first.finish) == ([], "length")
+    assert second.token_ids
 
 
 async def test_drain_finishes_what_is_in_flight_and_takes_nothing_new(bench: Any) -> None:

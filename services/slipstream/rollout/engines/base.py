@@ -30,12 +30,25 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """One prompt to sample `len(seeds)` times; `request_id` is unique in the replica's life."""
+    """One prompt to sample `len(seeds)` times; `request_id` is unique in the replica's life.
+
+    `prefixes` are tokens that samples have already, one tuple a sample (empty: it begins), or none at all. They
+    were sampled elsewhere: they are computed like the prompt, count towards `max_new_tokens` and are not streamed.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     sampling: Sampling
+    prefixes: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.prefixes and len(self.prefixes) != len(self.seeds):
+            raise ValueError(f"{len(self.prefixes)} prefixes for {len(self.seeds)} samples")
+
+    def prefix(self, sample: int) -> tuple[int, ...]:
+        """What a sample has already."""
+        return self.prefixes[sample] if self.prefixes else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +120,10 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its stream yields a last chunk with finish "abort" for each unfinished sample."""
+        """End a request; its stream yields a last chunk with finish "abort" for each unfinished sample.
+
+        That chunk carries what the sample has and was not handed on yet, so that it can go on elsewhere.
+        """
         ...
 
     async def drain(self, seconds: float) -> None:

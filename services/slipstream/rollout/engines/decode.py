@@ -81,15 +81,15 @@ class DecodeLoop:
         return ready
 
     def _admit(self, ready: Deliveries) -> list[list[Row]]:
-        """Move waiting rows into free slots; rows of one group that start together share one prompt pass."""
+        """Move waiting rows into free slots; rows of a group that start together from the prompt share one pass."""
         groups: list[list[Row]] = []
         budget = self._prefill_tokens
         while self._waiting and len(self._running) < self._slots:
             row = self._waiting[0]
-            joins = bool(groups) and groups[-1][0].stream is row.stream
-            if groups and not joins and row.prompt_length > budget:
+            joins = bool(groups) and groups[-1][0].stream is row.stream and not row.made + groups[-1][0].made
+            if groups and not joins and len(row.ids) > budget:
                 break
-            if row.limit <= 0:
+            if row.made >= row.limit:
                 ready += self._end(row, "length")
                 continue
             self._running.add(self._waiting.popleft())
@@ -97,7 +97,7 @@ class DecodeLoop:
                 groups[-1].append(row)
             else:
                 groups.append([row])
-                budget -= row.prompt_length
+                budget -= len(row.ids)
         return groups
 
     def _take(self, row: Row, token: int, logprob: float) -> Deliveries:

@@ -99,7 +99,7 @@ class LlamaDecoder:
         """
         stream = group[0].stream
         sibling = next((row for row in self.rows if row.stream is stream), None)
-        if sibling is None or sibling.prompt_load != self._loads:
+        if sibling is None or sibling.prompt_load != self._loads or group[0].made:
             return False
         self._place(group)
         self.cache.copy(sibling.slot, [row.slot for row in group], sibling.prompt_length - 1)

@@ -13,7 +13,7 @@ from slipstream.rollout.engines.stream import Draft, GroupStream
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sample in the making. `ids` is its prompt and what was sampled so far.
+    """One sample in the making. `ids` is its prompt and what was sampled so far, here or elsewhere.
 
     `limit` is how many tokens may be sampled. `slot` and `prompt_load` belong to the decoder: where its cache
     lies, and which load of weights computed the prompt's part of it.

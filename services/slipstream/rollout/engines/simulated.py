@@ -157,7 +157,7 @@ class SimulatedEngine:
         self._swap.served.set()
 
     def _admit(self, row: _Row) -> None:
-        if row.length == 0:
+        if row.made >= row.length:
             self._finish(row, "length")
         else:
             self._rows.append(row)
@@ -186,7 +186,12 @@ class SimulatedEngine:
         location = math.log(self.config.mean_length) - self.config.sigma**2 / 2
         wanted = max(1, round(source.lognormvariate(location, self.config.sigma)))
         length = min(wanted, self.config.max_length, stream.request.sampling.max_new_tokens)
-        return _Row(stream, Draft(sample, self.config.chunk_tokens), source, length)
+        row = _Row(stream, Draft(sample, self.config.chunk_tokens), source, length)
+        for _ in stream.request.prefix(sample):  # drawn elsewhere: what follows is drawn after it
+            self._draw_token(row)
+            source.expovariate(1.0)
+            row.made += 1
+        return row
 
     def _finish(self, row: _Row, reason: Finish) -> None:
         assert self.version is not None

@@ -7,6 +7,7 @@ transformers forward. Weights are used where they were mapped; sequences in flig
 from __future__ import annotations
 
 import asyncio
+import itertools
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -150,13 +151,14 @@ class TransformersEngine:
         limit = min(request.sampling.max_new_tokens, self._context - len(prompt))
         drafts = [Draft(sample, self.config.chunk_tokens) for sample in range(len(request.seeds))]
         return [
-            Row(stream, draft, list(prompt), len(prompt), seed, limit)
-            for draft, seed in zip(drafts, request.seeds, strict=True)
+            Row(stream, draft, prompt + list(request.prefix(sample)), len(prompt), seed, limit)
+            for sample, (draft, seed) in enumerate(zip(drafts, request.seeds, strict=True))
         ]
 
     def _check(self, request: GroupRequest) -> None:
         """Refuse what would fail or hurt others on the thread."""
         name, length, vocab = request.request_id, len(request.prompt_ids), self._model_config.vocab_size
+        given = {*request.prompt_ids, *itertools.chain.from_iterable(request.prefixes)}
         if self._draining:
             raise SlipstreamError("engine: draining, nothing new is taken")
         if self.version is None:
@@ -167,8 +169,8 @@ class TransformersEngine:
             raise SlipstreamError(f"engine: {self.config.requests} requests are in it already")
         if not 0 < length < self._context:
             raise SlipstreamError(f"request {name!r}: {length} prompt tokens, 1 to {self._context - 1} fit")
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab:
-            raise SlipstreamError(f"request {name!r}: a prompt id is outside the vocabulary of {vocab}")
+        if not 0 <= min(given) <= max(given) < vocab:
+            raise SlipstreamError(f"request {name!r}: an id is outside the vocabulary of {vocab}")
 
     def _running(self) -> Worker:
         if self._error is not None:
