@@ -54,14 +54,18 @@ def within_bound(learner_version: int, oldest_version: int, eta: int, lost: Lost
     return age(learner_version, oldest_version, lost) <= eta
 
 
-def admission_cap(eta: int, groups_per_step: int, oversampling: float = 1.0) -> int:
+def admission_cap(eta: int, groups_per_step: int, oversampling: float = 1.0, reuse: int = 1) -> int:
     """Most groups that may be open (admitted, not yet trained, dropped or failed) at once.
 
     It is (eta + 1) * B, whatever the version: counting open groups instead of versions keeps the cap exact at
     the start, in the steady state and after a restart at any version. Over-sampling widens it, rounded up;
     3 * 10 * 1.1 is 33, though binary fractions make it a little more.
+
+    A group that is trained on in `reuse` steps waits for all of them, so that many fewer may be open, rounded
+    down; but never less than a batch.
     """
-    return math.ceil(round((eta + 1) * groups_per_step * oversampling, 6))
+    cap = round((eta + 1) * groups_per_step * oversampling, 6)
+    return math.ceil(cap) if reuse == 1 else max(groups_per_step, math.floor(cap / reuse))
 
 
 def evicts_over_bound(policy: Policy) -> bool:

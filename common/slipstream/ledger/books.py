@@ -37,11 +37,11 @@ class _CountsReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
-    """(label, tokens) of the records after the last batch, with the change counter and the book right then."""
+    """(label, tokens, uses, stored bytes) of the records after the last batch, and the book right then."""
 
     changes: int
     last: int
-    found: list[tuple[str, int]]
+    found: list[tuple[str, int, int, int]]
     book: Book
 
 
@@ -88,9 +88,11 @@ class BookCalls(LedgerCalls):
             after, first = batch.last, batch.changes if first < 0 else first
             if batch.changes != first:
                 return None, scanned
-            for label, tokens in batch.found:
+            for label, tokens, uses, size in batch.found:
                 scanned["groups:" + label] += 1
                 scanned["tokens:" + label] += tokens
+                scanned["uses"] += uses
+                scanned["bytes"] += size
             if len(batch.found) < limit:
                 return batch.book, scanned
 

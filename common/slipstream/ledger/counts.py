@@ -14,7 +14,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Groups and tokens by state; dropped and failed also by reason.
 
     `issued` is the number of tickets ever issued. `tokens_in` are the tokens ever recorded, `tokens_discarded`
-    those of attempts that were given up for another attempt.
+    those of attempts that were given up for another attempt. `uses` counts each group once for every step that
+    trained on it, `lost` groups that a buffer had stored and no longer had, `bytes` what lies in the buffers.
     """
 
     issued: int
@@ -24,6 +25,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, int]
     tokens_in: int
     tokens_discarded: int
+    uses: int = 0
+    lost: int = 0
+    bytes: int = 0
 
     @classmethod
     def read(cls, issued: int, counters: Mapping[str, str]) -> Counts:
@@ -46,6 +50,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
             failed=reasons["failed"],
             tokens_in=int(counters.get("tokens_in", 0)),
             tokens_discarded=int(counters.get("tokens_discarded", 0)),
+            uses=int(counters.get("uses", 0)),
+            lost=int(counters.get("lost", 0)),
+            bytes=int(counters.get("bytes", 0)),
         )
 
     @property

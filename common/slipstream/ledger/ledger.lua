@@ -12,6 +12,7 @@
 --   t:N         hash  record of ticket N, from its first admission until it is folded
 --   records     zset  numbers of the tickets that have a record
 --   counts      hash  groups:LABEL, tokens:LABEL; LABEL is a state, with its reason once dropped or failed
+--                     uses (groups times the steps that trained on them), bytes (what lies in buffers), lost
 --   retry       zset  issued tickets that wait for another attempt, by the time they may start
 --   flight      zset  rolling and scored tickets, by the version they were admitted at
 --   deadlines   zset  rolling and scored tickets, by deadline
@@ -41,7 +42,8 @@ local NUMERIC = {
   informative = true, step = true, next = true, version = true, durable_step = true, max_staleness = true,
   cap = true, max_attempts = true, end_ticket = true, ticket_deadline_ms = true, attempt_base = true,
   changes = true, folds = true, grant = true, eval_grant = true, ttl_ms = true, items = true,
-  min_version = true, pinned = true, has_committed = true,
+  min_version = true, pinned = true, has_committed = true, uses = true, bytes = true, reuse = true,
+  max_bytes = true, groups_per_step = true, largest = true,
 }
 
 -- Of the call being served; the server serves one call at a time.
@@ -106,7 +108,8 @@ end
 
 local function read(number)
   local record = hash('t:' .. number)
-  if record then record.number = number end
+  if not record then return nil end
+  record.number, record.uses, record.bytes = number, record.uses or 0, record.bytes or 0
   return record
 end
 
@@ -115,8 +118,13 @@ local function label_of(record)
   return record.state
 end
 
+local LIES = {buffered = true, taken = true}   -- what fills a buffer and is not trained to its end
+
 local function count(record, sign)
   local label = label_of(record)
+  if LIES[record.state] and record.bytes > 0 then
+    redis.call('HINCRBY', key('counts'), 'bytes', sign * record.bytes)
+  end
   redis.call('HINCRBY', key('counts'), 'groups:' .. label, sign)
   if record.tokens > 0 then redis.call('HINCRBY', key('counts'), 'tokens:' .. label, sign * record.tokens) end
   redis.call('HINCRBY', key('run'), 'changes', 1)
@@ -143,7 +151,7 @@ local function create(number, run)
   local record = {
     number = number, state = 'issued', attempt = run.attempt_base, tries = 0, owner = '', admitted = 0,
     deadline = 0, oldest = 0, newest = 0, tokens = 0, informative = 0, shard = '', step = 0, reason = '',
-    answered = '',
+    answered = '', uses = 0, bytes = 0,
   }
   redis.call('ZADD', key('records'), number, number)
   count(record, 1)
@@ -182,6 +190,7 @@ local function fold(tickets)
     redis.call('SETBIT', key('bits:' .. label), number, 1)
     redis.call('HINCRBY', key('folded'), 'groups:' .. label, 1)
     redis.call('HINCRBY', key('folded'), 'tokens:' .. label, record.tokens)
+    if record.uses > 0 then redis.call('HINCRBY', key('folded'), 'uses', record.uses) end
     redis.call('DEL', key('t:' .. number))
     redis.call('ZREM', key('records'), number)
   end
@@ -215,7 +224,7 @@ local function reissue(record, run, reason, wait_ms, blamed)
   redis.call('HINCRBY', key('counts'), 'tokens_discarded', record.tokens)
   move(record, 'issued', {
     attempt = record.attempt + 1, tries = record.tries + (blamed and 1 or 0), owner = '', tokens = 0,
-    oldest = 0, newest = 0, informative = 0, shard = '',
+    oldest = 0, newest = 0, informative = 0, shard = '', bytes = 0,
   })
   redis.call('ZADD', key('retry'), now + wait_ms, record.number)
 end
@@ -392,6 +401,18 @@ local function open_groups()
   return total
 end
 
+-- Groups that may still start within the bound on stored bytes, taking those on their way for as large as the
+-- largest one so far. The batch of one step may always be open, whatever its size, or nothing would go on.
+local function room_in_bytes(run, open)
+  local most, largest = run.max_bytes or 0, run.largest or 0
+  if most == 0 then return run.cap end
+  local least = run.groups_per_step - open
+  if largest == 0 then return least end
+  local stored = tonumber(redis.call('HGET', key('counts'), 'bytes') or 0)
+  local coming = redis.call('ZCARD', key('retry')) + redis.call('ZCARD', key('flight'))
+  return math.max(least, math.floor((most - stored) / largest) - coming)
+end
+
 local function ticket_reply(record) return {record.number, record.attempt, record.admitted, record.deadline} end
 
 -- A reply that got lost (the caller was cancelled, the connection broke) is given again.
@@ -432,7 +453,8 @@ define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged, s
   if may_start(run, served) then
     local again = numbers('ZRANGEBYSCORE', key('retry'), '-inf', now, 'LIMIT', 0, math.max(0, wanted - #given))
     for _, number in ipairs(again) do given[#given + 1] = start_rolling(read(number), id, served, run) end
-    local room = math.min(wanted - #given, run.cap - open_groups())
+    local open = open_groups()
+    local room = math.min(wanted - #given, run.cap - open, room_in_bytes(run, open))
     if run.end_ticket >= 0 then room = math.min(room, run.end_ticket - run.next) end
     for number = run.next, run.next + room - 1 do
       given[#given + 1] = start_rolling(create(number, run), id, served, run)
@@ -462,7 +484,7 @@ define('scored', WRITES, function(number, attempt, tokens)
   move(record, 'scored', {tokens = tokens, deadline = deadline})
 end)
 
-define('buffered', WRITES, function(number, attempt, shard, oldest, newest, tokens, informative)
+define('buffered', WRITES, function(number, attempt, shard, oldest, newest, tokens, informative, bytes)
   local record = held(number, attempt)
   if STORED[record.state] then
     if record.shard == shard and record.oldest == oldest and record.newest == newest
@@ -470,7 +492,8 @@ define('buffered', WRITES, function(number, attempt, shard, oldest, newest, toke
     refuse('LEDGER', 'ticket ' .. number .. ' is already stored, with other contents')
   end
   if not FLIES[record.state] then refuse_gone(record) end
-  local version = opened().version
+  local run = opened()
+  local version = run.version
   if newest > version or oldest > newest then
     refuse('STALENESS', string.format('ticket %d is stamped with versions %d to %d, but the learner is at %d',
       number, oldest, newest, version))
@@ -479,8 +502,9 @@ define('buffered', WRITES, function(number, attempt, shard, oldest, newest, toke
   note_tokens(record, tokens)
   move(record, 'buffered', {
     shard = shard, oldest = oldest, newest = newest, tokens = tokens, informative = informative, owner = '',
+    bytes = bytes,
   })
-  redis.call('HSET', key('run'), 'failures_in_row', 0)
+  redis.call('HSET', key('run'), 'failures_in_row', 0, 'largest', math.max(bytes, run.largest or 0))
 end)
 
 define('fail', WRITES, function(number, attempt, reason, retry, detail)
@@ -531,9 +555,22 @@ local function run_of(learner)
   return run
 end
 
-local function to_buffered(step)
+local function note_use(record, sign)
+  redis.call('HINCRBY', key('counts'), 'uses', sign)
+  if record then record.uses = record.uses + sign else redis.call('HINCRBY', key('folded'), 'uses', sign) end
+end
+
+-- Undo a step. When it was `committed`, each of its groups has one use less; one that has left the buffer since
+-- (dropped, or lost and rolled out anew) stays where it is.
+local function to_buffered(step, committed)
   for _, number in ipairs(sorted_members('step:' .. step)) do
-    move(read(number), 'buffered', {step = 0})
+    local record = read(number)
+    if committed then note_use(record, -1) end
+    if record and STORED[record.state] then
+      move(record, 'buffered', {step = 0})
+    elseif record then
+      write(record)
+    end
   end
   redis.call('DEL', key('step:' .. step))
   redis.call('ZREM', key('steps'), step)
@@ -586,14 +623,40 @@ define('states', READS, function(tickets)
   return found
 end)
 
+-- (ticket, attempt, shard) of the groups that should lie in a buffer's file, in batches.
+define('stored', READS, function(after, limit)
+  local batch = numbers('ZRANGEBYSCORE', key('records'), '(' .. after, '+inf', 'LIMIT', 0, limit)
+  local found = {}
+  for _, number in ipairs(batch) do
+    local record = redis.call('HMGET', key('t:' .. number), 'state', 'attempt', 'shard')
+    if record[1] == 'buffered' then found[#found + 1] = {number, tonumber(record[2]), record[3]} end
+  end
+  return {batch[#batch] or after, #batch, found}
+end)
+
+-- A shard has lost what it stored: the groups are rolled out anew, and nobody is to blame.
+define('give_back', WRITES, function(shard, tickets)
+  local run, back = opened(), {}
+  for _, ticket in ipairs(tickets) do
+    local record = read(ticket[1])
+    if record and record.attempt == ticket[2] and record.shard == shard and record.state == 'buffered' then
+      reissue(record, run, 'lost', 0, false)
+      redis.call('HINCRBY', key('counts'), 'lost', 1)
+      back[#back + 1] = ticket[1]
+    end
+  end
+  return back
+end)
+
 define('untake', WRITES, function(step, learner)
   local run = run_of(learner)
   if step <= run.step then refuse('LEDGER', 'step ' .. step .. ' is committed; a rollback undoes it') end
-  to_buffered(step)
+  to_buffered(step, false)
 end)
 
 -- `tickets` is what the learner trained on, and that is what becomes trained: a take or an untake that arrives
--- late does not change it. Without a list it is what the step has taken.
+-- late does not change it. Without a list it is what the step has taken. A group that may be used again is
+-- buffered again; it stays among the step's groups, so that a rollback takes this use back.
 define('commit', WRITES, function(step, version, learner, tickets)
   local run = run_of(learner)
   if step == run.step and version == run.version then return run_reply() end   -- repeated
@@ -614,9 +677,10 @@ define('commit', WRITES, function(step, version, learner, tickets)
   if #trained == 0 then refuse('LEDGER', 'step ' .. step .. ' has taken no groups') end
   for _, record in ipairs(trained) do
     redis.call('SREM', key('step:' .. step), record.number)
-    move(record, 'trained', {step = step})
+    note_use(record, 1)
+    move(record, record.uses < (run.reuse or 1) and 'buffered' or 'trained', {step = step})
   end
-  to_buffered(step)
+  to_buffered(step, false)
   for _, record in ipairs(trained) do redis.call('SADD', key('step:' .. step), record.number) end
   redis.call('ZADD', key('steps'), step, step)
   redis.call('HSET', key('run'), 'step', step, 'version', version, 'has_committed', 1)
@@ -635,7 +699,12 @@ define('durable', WRITES, function(step, learner)
   local run = run_of(learner)
   if step > run.step then refuse('LEDGER', 'step ' .. step .. ' is not committed, the run is at ' .. run.step) end
   for _, done in ipairs(numbers('ZRANGEBYSCORE', key('steps'), '-inf', step)) do
-    fold(sorted_members('step:' .. done))
+    local over = {}
+    for _, number in ipairs(sorted_members('step:' .. done)) do
+      local record = redis.call('HMGET', key('t:' .. number), 'state', 'step')
+      if record[1] == 'trained' and tonumber(record[2]) <= step then over[#over + 1] = number end
+    end
+    fold(over)
     redis.call('DEL', key('step:' .. done))
     redis.call('ZREM', key('steps'), done)
   end
@@ -651,7 +720,9 @@ define('rollback', WRITES, function(step, version, learner)
   if step < run.step and run.has_committed == 1 then
     refuse('LEDGER', 'learner ' .. learner .. ' has committed since it claimed the run; claim it again')
   end
-  for _, undone in ipairs(numbers('ZRANGEBYSCORE', key('steps'), '(' .. step, '+inf')) do to_buffered(undone) end
+  for _, undone in ipairs(numbers('ZRANGEBYSCORE', key('steps'), '(' .. step, '+inf')) do
+    to_buffered(undone, undone <= run.step)
+  end
   if step < run.step then
     redis.call('HSET', key('run'), 'step', step)
     if version < run.version then redis.call('RPUSH', key('lost'), (version + 1) .. '-' .. run.version) end
@@ -850,7 +921,7 @@ define('scan', READS, function(after, limit)
   local found = {}
   for i, number in ipairs(batch) do
     local record = read(number)
-    found[i] = {label_of(record), record.tokens}
+    found[i] = {label_of(record), record.tokens, record.uses, LIES[record.state] and record.bytes or 0}
   end
   return {run.changes, batch[#batch] or after, found, book(run)}
 end)
@@ -889,6 +960,7 @@ local function restore_record(record, run)
   redis.call('ZADD', key('records'), record.number, record.number)
   if FLIES[record.state] or record.state == 'issued' then
     record.state, record.owner, record.tokens, record.attempt = 'issued', '', 0, run.attempt_base
+    record.bytes = 0
     redis.call('ZADD', key('retry'), now, record.number)
   elseif record.state == 'taken' then
     record.state, record.step = 'buffered', 0
@@ -901,6 +973,7 @@ local function restore_record(record, run)
   count(record, 1)
   write(record)
   redis.call('HINCRBY', key('counts'), 'tokens_in', record.tokens)
+  redis.call('HINCRBY', key('counts'), 'uses', record.uses)
 end
 
 define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ...)
@@ -918,7 +991,7 @@ define('restore', GROWS, function(digest, fields, records, folded, labels, lost,
   run = hash('run')
   for _, flat in ipairs(records) do
     for field, value in pairs(flat) do flat[field] = NUMERIC[field] and tonumber(value) or value end
-    flat.number = tonumber(flat.number)
+    flat.number, flat.uses, flat.bytes = tonumber(flat.number), flat.uses or 0, flat.bytes or 0
     restore_record(flat, run)
   end
   for i, label in ipairs(labels) do redis.call('SET', key('bits:' .. label), (select(i, ...))) end

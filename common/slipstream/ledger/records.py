@@ -41,7 +41,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The terms of a run. The first four cannot change in its life, the others may on a resume.
 
     `end_ticket` is the number of tickets of a finite run (None: no end); `ticket_deadline_s` is the time one
-    attempt has until its group is scored, and again until it is stored.
+    attempt has until its group is scored, and again until it is stored. A group is trained on in `reuse` steps.
+    `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less.
     """
 
     run_id: str
@@ -55,6 +56,9 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 3
     end_ticket: int | None = None
     ticket_deadline_s: float = 600.0
+    reuse: int = 1
+    max_groups: int = 0
+    max_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name, value, least in [
@@ -65,6 +69,9 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             ("max_attempts", self.max_attempts, 1),
             ("end_ticket", self.end_ticket or 0, 0),
             ("ticket_deadline_s", self.ticket_deadline_s, 0.001),
+            ("reuse", self.reuse, 1),
+            ("max_groups", self.max_groups or self.groups_per_step, self.groups_per_step),
+            ("max_bytes", self.max_bytes, 0),
         ]:
             if value < least:
                 raise UserError(f"{name} is {value}", f"it must be at least {least}")
@@ -72,7 +79,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cap(self) -> int:
         """Most groups that may be open at once."""
-        return admission_cap(self.max_staleness, self.groups_per_step, self.oversampling)
+        cap = admission_cap(self.max_staleness, self.groups_per_step, self.oversampling, self.reuse)
+        return min(cap, self.max_groups) if self.max_groups else cap
 
     def fields(self) -> list[str]:
         """The terms as the ledger stores them: names and values in turn."""

@@ -20,6 +20,12 @@ class _FoldedReply(msgspec.Struct, frozen=True, array_like=True):
     tickets: list[int]
 
 
+class _StoredReply(msgspec.Struct, frozen=True, array_like=True):
+    last: int
+    seen: int
+    found: list[tuple[int, int, str]]
+
+
 class StepCalls(LedgerCalls):
     """Calls of the learner. `learner` is its incarnation: only the newest that claimed the run is heard, any
     other gets FencedError.
@@ -50,6 +56,23 @@ class StepCalls(LedgerCalls):
             batch = list(tickets[start : start + _AT_ONCE])
             found.update(await self._book.call(list[tuple[int, State]], "states", batch))
         return found
+
+    async def stored(self) -> list[tuple[int, int, str]]:
+        """(number, attempt, shard) of every group that should lie in a buffer, free to be taken."""
+        found: list[tuple[int, int, str]] = []
+        after, seen = -1, _AT_ONCE
+        while seen == _AT_ONCE:
+            reply = await self._book.call(_StoredReply, "stored", after, _AT_ONCE)
+            after, seen = reply.last, reply.seen
+            found += reply.found
+        return found
+
+    async def give_back(self, shard: str, tickets: Sequence[tuple[int, int]]) -> list[int]:
+        """Have lost groups rolled out anew: their shard no longer holds them (buffered → issued).
+
+        Returns those that were given back; taken groups, and those stored again since, are not.
+        """
+        return await self._book.call(list[int], "give_back", shard, list(tickets))
 
     async def untake(self, step: int, learner: str) -> None:
         """Give back what was taken for a step that is not committed."""

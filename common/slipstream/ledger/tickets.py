@@ -51,7 +51,15 @@ class TicketCalls(LedgerCalls):
         await self._book.do("scored", ticket, attempt, tokens)
 
     async def buffered(
-        self, ticket: int, attempt: int, shard: str, oldest: int, newest: int, tokens: int, informative: bool
+        self,
+        ticket: int,
+        attempt: int,
+        shard: str,
+        oldest: int,
+        newest: int,
+        tokens: int,
+        informative: bool,
+        size: int = 0,
     ) -> None:
         """The group is durably stored in `shard` (rolling or scored → buffered).
 
@@ -63,12 +71,14 @@ class TicketCalls(LedgerCalls):
             newest: Version of its newest token.
             tokens: Completion tokens in the group.
             informative: Whether its rewards differ.
+            size: Bytes that it takes up there.
 
         Raises:
             StalenessError: `newest` is a version that the run has not made.
             LedgerError: It is already stored with other contents.
         """
-        await self._book.do("buffered", ticket, attempt, shard, oldest, newest, tokens, int(informative))
+        facts = (shard, oldest, newest, tokens, int(informative), size)
+        await self._book.do("buffered", ticket, attempt, *facts)
 
     async def fail(self, ticket: int, attempt: int, reason: str, retry: bool, detail: str = "") -> Failure:
         """The attempt failed: try again after a back-off of 1 s · 2^attempts, or give the ticket up.
