@@ -25,9 +25,12 @@ import numpy as np
 
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import Manifest, decode_manifest, encode_manifest, layout
+from slipstream.weights.pulling import PullSubscriber
+from slipstream.weights.serving import ServingPublisher
+from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.tcp import TcpPublisher, TcpSubscriber
-from slipstream.weights.tcp_server import ServerOptions, WeightServer
+from slipstream.weights.stream_server import StreamServer
+from slipstream.weights.tcp_pull import TcpPuller
 
 PIECES = 16
 RECEIVERS = (1, 3)
@@ -38,7 +41,7 @@ Timing = tuple[float, float]  # wall seconds, CPU seconds of all processes
 
 def tcp_receiver(directory: Path) -> None:
     """Fetch each manifest given on standard input; answer with the CPU seconds it took."""
-    subscriber, served = TcpSubscriber(directory=directory), None
+    subscriber, served = PullSubscriber([TcpPuller()], directory=directory), None
     for line in sys.stdin:
         before = time.process_time()
         fetched = subscriber.fetch(decode_manifest(bytes.fromhex(line)))
@@ -114,7 +117,8 @@ class Tcp:
     def __init__(self, data: np.ndarray, count: int, directory: Path) -> None:
         self._tensors, self._version = {"w": ArraySource(data)}, 0
         shm = ShmPublisher("benchmark", count, layout(self._tensors), directory=directory)
-        self._publisher = TcpPublisher(shm, WeightServer(ServerOptions(), directory))
+        shelf = Shelf(directory)
+        self._publisher = ServingPublisher(shm, shelf, [StreamServer(shelf)])
         self._receivers = Receivers(count, [["--tcp-receiver", str(directory)]] * count)
 
     def prepare(self) -> Manifest:

@@ -37,7 +37,7 @@ LIBRARIES = {
     "telemetry": {"prometheus_client"},
     "tokens": {"jinja2", "transformers"},
     "transport": {"msgspec", "zmq"},
-    "weights": {"msgspec", "numpy", "torch", "ucxx", "xxhash", "zmq", "zstandard"},
+    "weights": {"fsspec", "msgspec", "numpy", "torch", "ucxx", "xxhash", "zmq", "zstandard"},
 }
 PARTS = {
     "algo": set(),

@@ -3,12 +3,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipstream.config.services import WeightsSection
 from slipstream.errors import UserError, WeightsError
 from slipstream.weights import segments
-from slipstream.weights.base import ArraySource, open_publisher, open_subscriber
+from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import layout
 from slipstream.weights.shm import ShmPublisher
 from slipstream.weights.shm_reader import ShmSubscriber
+from slipstream.weights.transports import open_publisher, open_subscriber
 
 
 def first_numbers(weights):
@@ -171,8 +173,8 @@ def test_a_run_name_that_cannot_name_files_is_refused(name, tmp_path, plain_layo
 
 
 def test_the_factory_opens_both_sides_on_the_hosts_shared_memory(plain_layout, model):
-    publisher = open_publisher("slipstream-test-factory", 1, plain_layout)
-    subscriber = open_subscriber(expected=plain_layout)
+    publisher = open_publisher("slipstream-test-factory", 1, plain_layout, WeightsSection())
+    subscriber = open_subscriber(WeightsSection(), expected=plain_layout)
     try:
         weights = subscriber.fetch(publisher.publish(1, model(1.0)))
         assert first_numbers(weights) == expected_numbers(1.0)
@@ -180,5 +182,3 @@ def test_the_factory_opens_both_sides_on_the_hosts_shared_memory(plain_layout, m
         subscriber.close()
         publisher.close()
     assert not list(segments.SHM.glob("slipstream-slipstream-test-factory*"))
-    with pytest.raises(UserError, match=r"weights.transport is 'carrier pigeon'"):
-        open_publisher("x", 1, plain_layout, transport="carrier pigeon")

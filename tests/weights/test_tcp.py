@@ -5,16 +5,21 @@ import numpy as np
 import pytest
 import zmq
 
+from slipstream.config.services import WeightsSection
 from slipstream.errors import TransportTimeout, UserError, WeightsError
 from slipstream.transport.keys import generate
-from slipstream.weights import tcp_pull
-from slipstream.weights.base import ArraySource, open_publisher, open_subscriber
+from slipstream.weights import tcp_wire
+from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import layout
+from slipstream.weights.pulling import AutoSubscriber, PullSubscriber
+from slipstream.weights.serving import ServingPublisher
+from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
 from slipstream.weights.shm_reader import ShmSubscriber
-from slipstream.weights.tcp import AutoSubscriber, TcpPublisher, TcpSubscriber
-from slipstream.weights.tcp_pull import Dial
+from slipstream.weights.stream_server import StreamServer
+from slipstream.weights.tcp_pull import Dial, TcpPuller
 from slipstream.weights.tcp_server import ServerOptions, WeightServer
+from slipstream.weights.transports import open_publisher, open_subscriber
 
 
 @pytest.fixture
@@ -27,23 +32,34 @@ def hosts(tmp_path):
 
 
 @pytest.fixture
-def server(hosts):
-    made = WeightServer(ServerOptions(), hosts[0])
+def shelf(hosts):
+    return Shelf(hosts[0])
+
+
+@pytest.fixture(
+    params=[StreamServer, lambda shelf: WeightServer(shelf, ServerOptions())], ids=["stream", "zmq"]
+)
+def server(request, shelf):
+    made = request.param(shelf)
     yield made
     made.close()
 
 
 @pytest.fixture
-def publisher(hosts, server, plain_layout):
-    made = TcpPublisher(ShmPublisher("run", 1, plain_layout, directory=hosts[0]), server)
+def publisher(hosts, shelf, server, plain_layout):
+    made = ServingPublisher(ShmPublisher("run", 1, plain_layout, directory=hosts[0]), shelf, [server])
     yield made
     made.close()
+
+
+def pulls(directory, dial=None, **options):
+    return PullSubscriber([TcpPuller(dial)], directory=directory, **options)
 
 
 @pytest.fixture
 def subscriber(hosts, plain_layout, monkeypatch):
-    monkeypatch.setattr(tcp_pull, "FRAME_BYTES", 5000)  # many frames, across buckets
-    made = TcpSubscriber(Dial(frame_seconds=5.0), expected=plain_layout, directory=hosts[1])
+    monkeypatch.setattr(tcp_wire, "FRAME_BYTES", 5000)  # many frames, across buckets
+    made = pulls(hosts[1], Dial(frame_seconds=5.0), expected=plain_layout)
     yield made
     made.close()
 
@@ -81,18 +97,21 @@ def test_two_buffers_are_used_in_turn_and_never_under_a_reader(publisher, subscr
 
 def test_a_staged_version_is_offered_at_its_commit(publisher, subscriber, model):
     manifest = publisher.stage(1, model(1.0)).commit()
-    assert manifest.locations["tcp"].startswith("tcp://127.0.0.1:")
+    assert manifest.locations["tcp"].startswith(("tcp://127.0.0.1:", "stream://"))
     assert numbers(subscriber.fetch(manifest)) == expected_numbers(1.0)
 
 
 def test_corruption_on_the_way_is_refused_and_the_next_fetch_works(publisher, subscriber, model, monkeypatch):
-    manifest, real = publisher.publish(1, model(1.0)), np.copyto
+    manifest, real = publisher.publish(1, model(1.0)), TcpPuller.pull
 
-    def flip(target, arrived, **options):
-        real(target, arrived, **options)
-        target[0] ^= 1
+    def flip(self, manifest, endpoint, part, target, start, filled):
+        def spoilt(stop):
+            target[0] ^= stop == 10000  # once
+            filled(stop)
 
-    monkeypatch.setattr(tcp_pull.np, "copyto", flip)
+        real(self, manifest, endpoint, part, target, start, spoilt)
+
+    monkeypatch.setattr(TcpPuller, "pull", flip)
     with pytest.raises(WeightsError, match=r"bucket 0 of 12 \(with t0\)"):
         subscriber.fetch(manifest)
     monkeypatch.undo()
@@ -110,13 +129,16 @@ def test_a_retired_version_is_gone_and_the_newest_stays(publisher, subscriber, m
 def test_a_server_that_says_nothing_meets_the_deadline(hosts, plain_layout, publisher, server, model):
     manifest = publisher.publish(1, model())
     server.close()
-    subscriber = TcpSubscriber(Dial(frame_seconds=0.05), directory=hosts[1])
-    with pytest.raises(TransportTimeout, match=r"tcp://127.0.0.1:\d+: no frame of version 1 within 0.05 s"):
+    subscriber = pulls(hosts[1], Dial(frame_seconds=0.05))
+    with pytest.raises(TransportTimeout, match=r"//127.0.0.1:\d+: no frame of version 1 within 0.05 s"):
         subscriber.fetch(manifest)
     subscriber.close()
     assert list(hosts[1].iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "server", [lambda shelf: WeightServer(shelf, ServerOptions())], indirect=True, ids=["zmq"]
+)
 def test_malformed_requests_are_counted_and_stop_nothing(publisher, subscriber, server, model):
     manifest = publisher.publish(1, model(1.0))
     context = zmq.Context()
@@ -141,15 +163,16 @@ def test_malformed_requests_are_counted_and_stop_nothing(publisher, subscriber, 
 
 def test_only_the_holder_of_an_allowed_key_gets_weights(hosts, plain_layout, model):
     ours, friend, stranger = generate(), generate(), generate()
-    server = WeightServer(ServerOptions(keys=ours, allowed=[friend.public]), hosts[0])
-    publisher = TcpPublisher(ShmPublisher("keys", 1, plain_layout, directory=hosts[0]), server)
+    shelf = Shelf(hosts[0])
+    server = WeightServer(shelf, ServerOptions(keys=ours, allowed=[friend.public]))
+    publisher = ServingPublisher(ShmPublisher("keys", 1, plain_layout, directory=hosts[0]), shelf, [server])
     manifest = publisher.publish(1, model(1.0))
     for dial in (Dial(frame_seconds=0.3), Dial(stranger, ours.public, frame_seconds=0.3)):
-        refused = TcpSubscriber(dial, directory=hosts[1])
+        refused = pulls(hosts[1], dial)
         with pytest.raises(TransportTimeout):
             refused.fetch(manifest)
         refused.close()
-    good = TcpSubscriber(Dial(friend, ours.public), directory=hosts[1])
+    good = pulls(hosts[1], Dial(friend, ours.public))
     assert numbers(good.fetch(manifest)) == expected_numbers(1.0)
     assert server.refused >= 1
     good.close()
@@ -160,7 +183,7 @@ def test_three_receivers_pull_at_once(publisher, model, hosts, plain_layout):
     manifest, got = publisher.publish(1, model(1.0)), []
 
     def pull():
-        subscriber = TcpSubscriber(expected=plain_layout, directory=hosts[1])
+        subscriber = pulls(hosts[1], expected=plain_layout)
         got.append(numbers(subscriber.fetch(manifest)))
         subscriber.close()
 
@@ -175,23 +198,23 @@ def test_three_receivers_pull_at_once(publisher, model, hosts, plain_layout):
 def test_auto_maps_what_is_here_and_pulls_what_is_not(publisher, hosts, model):
     manifest = publisher.publish(1, model(1.0))
     for directory, pulled in ((hosts[0], False), (hosts[1], True)):
-        auto = AutoSubscriber(ShmSubscriber(directory=directory), TcpSubscriber(directory=directory))
+        auto = AutoSubscriber(ShmSubscriber(directory=directory), pulls(directory))
         weights = auto.fetch(manifest)
         assert numbers(weights) == expected_numbers(1.0)
-        assert any("-tcp." in path.name for path in directory.iterdir()) == pulled
+        assert any("-relay." in path.name for path in directory.iterdir()) == pulled
         auto.close()
 
 
 def test_a_taken_port_is_named_with_the_setting_and_leaves_no_files(server, plain_layout):
     port = int(server.endpoint.rsplit(":", 1)[1])
     with pytest.raises(UserError, match=f"weights.port {port} on 127.0.0.1"):
-        open_publisher("slipstream-test-port", 1, plain_layout, server=ServerOptions(port=port))
+        open_publisher("slipstream-test-port", 1, plain_layout, WeightsSection(transport="tcp", port=port))
 
 
 def test_the_factory_opens_both_ends(model):
-    tensors = model(2.0)
-    publisher = open_publisher("slipstream-test-tcp", 1, layout(tensors), server=ServerOptions())
-    subscriber = open_subscriber(transport="tcp", expected=layout(tensors))
+    tensors, settings = model(2.0), WeightsSection(transport="tcp")
+    publisher = open_publisher("slipstream-test-tcp", 1, layout(tensors), settings)
+    subscriber = open_subscriber(settings, expected=layout(tensors))
     try:
         assert numbers(subscriber.fetch(publisher.publish(1, tensors))) == expected_numbers(2.0)
     finally:
@@ -201,7 +224,7 @@ def test_the_factory_opens_both_ends(model):
 
 def test_a_version_that_does_not_fit_the_model_is_refused_before_a_byte_is_pulled(publisher, hosts, model):
     other = layout(model() | {"t9": ArraySource(np.zeros(3, np.float32))})
-    subscriber = TcpSubscriber(expected=other, directory=hosts[1])
+    subscriber = pulls(hosts[1], expected=other)
     with pytest.raises(WeightsError, match="t9: missing"):
         subscriber.fetch(publisher.publish(1, model()))
     subscriber.close()

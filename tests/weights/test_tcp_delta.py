@@ -3,24 +3,28 @@
 import numpy as np
 import pytest
 
-from slipstream.weights import tcp
+from slipstream.weights import pulling
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import layout
+from slipstream.weights.pulling import PullSubscriber
+from slipstream.weights.serving import ServingPublisher
+from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.tcp import TcpPublisher, TcpSubscriber
-from slipstream.weights.tcp_server import ServerOptions, WeightServer
+from slipstream.weights.stream_server import StreamServer
+from slipstream.weights.tcp_pull import TcpPuller
 
 
 class Learner:
     """A bfloat16 tensor of which each step changes 1 %, published with deltas."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, dense_every=25):
         self.random = np.random.default_rng(0)
         self.bits = self.random.integers(0, 1 << 16, (500, 80), np.uint16)
         self.version = 0
         plan = layout({"w": self.source}, {"head": "w"}, bucket_bytes=8192)
         shm = ShmPublisher("delta", 1, plan, directory=directory)
-        self.publisher = TcpPublisher(shm, WeightServer(ServerOptions(), directory), deltas=True)
+        shelf = Shelf(directory)
+        self.publisher = ServingPublisher(shm, shelf, [StreamServer(shelf)], dense_every=dense_every)
 
     @property
     def source(self):
@@ -43,7 +47,7 @@ def learner(tmp_path):
 @pytest.fixture
 def replica(tmp_path):
     (tmp_path / "far").mkdir()
-    made = TcpSubscriber(directory=tmp_path / "far")
+    made = PullSubscriber([TcpPuller()], directory=tmp_path / "far")
     yield made
     made.close()
 
@@ -76,7 +80,7 @@ def test_a_delta_that_leads_elsewhere_is_counted_and_the_version_comes_dense(lea
     def wrong(data, blob, plan):
         data[0] ^= 1
 
-    monkeypatch.setattr(tcp, "apply", wrong)
+    monkeypatch.setattr(pulling, "apply", wrong)
     weights = replica.fetch(learner.step())
     np.testing.assert_array_equal(weights.tensors["w"], learner.bits)
     assert (replica.deltas_applied, replica.deltas_failed) == (0, 1)
@@ -104,3 +108,10 @@ def test_the_served_version_keeps_its_bytes_while_the_next_is_built_on_it(learne
         replica.fetch(learner.step()).release()
     np.testing.assert_array_equal(served.tensors["w"], before)
     assert replica.deltas_applied == 4
+
+
+def test_every_so_many_versions_come_whole_whatever_changed(tmp_path):
+    (tmp_path / "near").mkdir()
+    made = Learner(tmp_path / "near", dense_every=3)
+    assert [made.step().delta is None for _ in range(7)] == [True, False, True, False, False, True, False]
+    made.publisher.close()

@@ -8,25 +8,28 @@ import sys
 import pytest
 
 from slipstream.errors import TransportTimeout
-from slipstream.weights import tcp_pull
+from slipstream.weights import stream_pull, tcp_wire
 from slipstream.weights.manifest import decode_manifest, encode_manifest
+from slipstream.weights.pulling import PullSubscriber
+from slipstream.weights.serving import ServingPublisher
+from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.tcp import TcpPublisher, TcpSubscriber
-from slipstream.weights.tcp_pull import Dial
-from slipstream.weights.tcp_server import ServerOptions, WeightServer
+from slipstream.weights.stream_server import StreamServer
+from slipstream.weights.tcp_pull import Dial, TcpPuller
 
 pytestmark = pytest.mark.process
 
 RECEIVER = """
 import os, signal, sys
 from pathlib import Path
-from slipstream.weights import tcp, tcp_pull
+from slipstream.weights import arriving, pulling, stream_pull, tcp_wire
 from slipstream.weights.manifest import decode_manifest
+from slipstream.weights.tcp_pull import TcpPuller
 
 directory, phase, signum = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 manifests = [decode_manifest(bytes.fromhex(word)) for word in sys.argv[4:]]
-tcp_pull.FRAME_BYTES = 5000
-take, frames = tcp_pull.take_frame, []
+tcp_wire.FRAME_BYTES = 5000
+take, frames = stream_pull.check_reply, []
 
 def counting(*arguments):
     take(*arguments)
@@ -38,13 +41,13 @@ def strike(*_):
     print("struck", flush=True)
     os.kill(os.getpid(), signum)
 
-subscriber = tcp.TcpSubscriber(directory=directory)
+subscriber = pulling.PullSubscriber([TcpPuller()], directory=directory)
 subscriber.fetch(manifests[0])
-tcp_pull.take_frame = counting
+stream_pull.check_reply = counting
 if phase == "verifying":
-    tcp.compare = strike
+    arriving.compare = strike
 if phase == "mapping":
-    tcp.map_version = strike
+    pulling.map_version = strike
 subscriber.fetch(manifests[1])
 """
 
@@ -55,17 +58,29 @@ import numpy as np
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import encode_manifest, layout
 from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.tcp import TcpPublisher
-from slipstream.weights.tcp_server import ServerOptions, WeightServer
+from slipstream.weights.serving import ServingPublisher
+from slipstream.weights.shelf import Shelf
+from slipstream.weights.stream_server import StreamServer
 
 directory = Path(sys.argv[1])
 model = {f"t{i}": ArraySource(np.full((4, 1024), 10.0 + i, np.float32)) for i in range(6)}
 shm = ShmPublisher("crash", 1, layout(model, bucket_bytes=8192), directory=directory)
-publisher = TcpPublisher(shm, WeightServer(ServerOptions(), directory))
+shelf = Shelf(directory)
+publisher = ServingPublisher(shm, shelf, [StreamServer(shelf)])
 print(encode_manifest(publisher.publish(1, model)).hex(), flush=True)
 print(encode_manifest(publisher.publish(2, model)).hex(), flush=True)
 sys.stdin.read()
 """
+
+
+def pulls(directory, dial=None, **options):
+    return PullSubscriber([TcpPuller(dial)], directory=directory, **options)
+
+
+def serving(directory, plan, run="run", incarnation=1):
+    shelf = Shelf(directory)
+    shm = ShmPublisher(run, incarnation, plan, directory=directory)
+    return ServingPublisher(shm, shelf, [StreamServer(shelf)])
 
 
 def numbers(weights):
@@ -87,15 +102,14 @@ def test_a_receiver_that_dies_or_stops_delays_nobody_and_leaves_nothing(
 ):
     """Case 112"""
     near, far = hosts
-    server = WeightServer(ServerOptions(), near)
-    publisher = TcpPublisher(ShmPublisher("run", 1, plain_layout, directory=near), server)
+    publisher = serving(near, plain_layout)
     manifests = [publisher.publish(version, model(float(version))) for version in (1, 2)]
     words = [encode_manifest(manifest).hex() for manifest in manifests]
     command = [sys.executable, "-c", RECEIVER, str(far), phase, str(int(signum)), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as victim:
         assert victim.stdout.readline() == "struck\n"
-        monkeypatch.setattr(tcp_pull, "FRAME_BYTES", 5000)
-        healthy = TcpSubscriber(expected=plain_layout, directory=far)
+        monkeypatch.setattr(tcp_wire, "FRAME_BYTES", 5000)
+        healthy = pulls(far, expected=plain_layout)
         assert numbers(healthy.fetch(manifests[1])) == [20.0 + index for index in range(6)]
         latest = publisher.publish(3, model(3.0))
         assert numbers(healthy.fetch(latest)) == [30.0 + index for index in range(6)]
@@ -103,9 +117,9 @@ def test_a_receiver_that_dies_or_stops_delays_nobody_and_leaves_nothing(
     publisher.close()
     healthy.close()
     assert list(near.iterdir()) == []
-    successor = TcpSubscriber(directory=far)
-    successor._open_buffers(latest)  # a replica's first fetch removes what dead ones left
-    assert not [path for path in far.iterdir() if f"tcp.{victim.pid}." in path.name]
+    successor = pulls(far)
+    successor._holds_buffers(latest)  # a replica's first fetch removes what dead ones left
+    assert not [path for path in far.iterdir() if f".{victim.pid}." in path.name]
     successor.close()
     assert list(far.iterdir()) == []
 
@@ -115,13 +129,13 @@ def test_a_learner_killed_while_sending_leaves_the_old_version_served_and_the_ne
 ):
     """Case 72, case 103"""
     near, far = hosts
-    monkeypatch.setattr(tcp_pull, "FRAME_BYTES", 5000)
-    subscriber = TcpSubscriber(Dial(frame_seconds=0.5), expected=plain_layout, directory=far)
+    monkeypatch.setattr(tcp_wire, "FRAME_BYTES", 5000)
+    subscriber = pulls(far, Dial(frame_seconds=0.5), expected=plain_layout)
     command = [sys.executable, "-c", SERVER, str(near)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as learner:
         first, second = (decode_manifest(bytes.fromhex(learner.stdout.readline())) for _ in range(2))
         served = subscriber.fetch(first)
-        real, taken = tcp_pull.take_frame, []
+        real, taken = stream_pull.check_reply, []
 
         def kill_after_three(*arguments):
             real(*arguments)
@@ -129,15 +143,13 @@ def test_a_learner_killed_while_sending_leaves_the_old_version_served_and_the_ne
             if len(taken) == 3:
                 os.kill(learner.pid, signal.SIGKILL)
 
-        monkeypatch.setattr(tcp_pull, "take_frame", kill_after_three)
+        monkeypatch.setattr(stream_pull, "check_reply", kill_after_three)
         with pytest.raises(TransportTimeout, match="no frame of version 2"):
             subscriber.fetch(second)
     assert len(taken) < 20
     assert numbers(served) == [10.0 + index for index in range(6)]
-    monkeypatch.setattr(tcp_pull, "take_frame", real)
-    restarted = TcpPublisher(
-        ShmPublisher("crash", 2, plain_layout, directory=near), WeightServer(ServerOptions(), near)
-    )
+    monkeypatch.setattr(stream_pull, "check_reply", real)
+    restarted = serving(near, plain_layout, "crash", 2)
     assert numbers(subscriber.fetch(restarted.publish(3, model(3.0)))) == [30.0 + index for index in range(6)]
     restarted.close()
     subscriber.close()

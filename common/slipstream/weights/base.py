@@ -1,28 +1,24 @@
-"""The interface of every weight transport, and the choice between them.
+"""The interfaces of the weights: what the learner and a replica see, and what a transport has to bring.
 
 A publisher copies the learner's tensors once and announces a manifest; a subscriber turns a manifest into
 `ServedWeights`. The manifest itself travels through the ledger, so a late joiner learns the newest version by
-asking and not by having listened.
+asking and not by having listened. A transport is a server that offers what lies in a host's shared memory, and a
+puller that fills other memory from it; verification, deltas and sharing on a host are the same for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.errors import UserError
-from slipstream.weights.manifest import Layout, Manifest
-
-if TYPE_CHECKING:
-    from slipstream.weights.tcp_pull import Dial
-    from slipstream.weights.tcp_server import ServerOptions
+from slipstream.weights.manifest import Manifest
 
 Array = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]
-Transport = Literal["auto", "shm", "tcp"]
+Part = Literal["dense", "delta"]
 
 # numpy knows neither bfloat16 nor the 8-bit floats: these travel as integers of the same width
 CARRIERS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
@@ -88,7 +84,11 @@ class Committable(Protocol):
     """A version that is copied but not yet visible."""
 
     def commit(self) -> Manifest:
-        """Digest and make it available; blocks for one digest of the bytes, so it belongs in a thread."""
+        """Digest and make it available; blocks for that long, so it belongs in a thread."""
+        ...
+
+    def abandon(self) -> None:
+        """Give its memory back instead: a newer version takes its place."""
         ...
 
 
@@ -120,72 +120,83 @@ class Subscriber(Protocol):
 
         Raises:
             WeightsError: It is gone, torn or does not fit; nothing is applied, ask for the newest version.
+            TransportTimeout: No source sent the next bytes in time.
         """
+        ...
+
+    def forget(self) -> None:
+        """Have the next version come whole and from its source, also one had before."""
+        ...
+
+    @property
+    def relay(self) -> str:
+        """Where further hosts may fetch what this process pulled; empty if it passes nothing on."""
         ...
 
     def close(self) -> None: ...
 
 
-def open_publisher(
-    run: str,
-    incarnation: int,
-    layout: Layout,
-    *,
-    transport: Transport = "auto",
-    threads: int = 2,
-    server: ServerOptions | None = None,
-) -> Publisher:
-    """The publisher for a transport.
+class Server(Protocol):
+    """The offering end of a transport, with threads of its own."""
 
-    `auto` serves this host through shared memory, and other hosts over TCP when `server` says where to listen.
+    @property
+    def scheme(self) -> str:
+        """Its key in a manifest's locations."""
+        ...
 
-    Raises:
-        UserError: An unknown transport, a port that is taken, or not enough space for two versions.
-    """
-    _check(transport)
-    from slipstream.weights.shm import ShmPublisher
+    @property
+    def endpoint(self) -> str: ...
 
-    shm = ShmPublisher(run, incarnation, layout, threads=threads)
-    if transport == "shm" or (transport == "auto" and server is None):
-        return shm
-    from slipstream.weights.tcp import TcpPublisher
-    from slipstream.weights.tcp_server import ServerOptions, WeightServer
+    @property
+    def alive(self) -> bool:
+        """Whether it still serves."""
+        ...
 
-    try:
-        return TcpPublisher(shm, WeightServer(server or ServerOptions()))
-    except UserError:
-        shm.close()
-        raise
+    def close(self) -> None:
+        """Stop; harmless when repeated."""
+        ...
 
 
-def open_subscriber(
-    *,
-    transport: Transport = "auto",
-    expected: Layout | None = None,
-    threads: int = 1,
-    dial: Dial | None = None,
-) -> Subscriber:
-    """The subscriber for a transport; `auto` maps what lies on this host and pulls the rest over TCP.
+class Store(Protocol):
+    """The offering end of a transport that keeps copies elsewhere, such as an object store."""
 
-    Args:
-        transport: auto, shm or tcp.
-        expected: The layout of the engine's own model; a version that differs is refused.
-        threads: Threads that verify. dial: Keys and deadline for TCP.
+    @property
+    def scheme(self) -> str: ...
 
-    Raises:
-        UserError: An unknown transport.
-    """
-    _check(transport)
-    from slipstream.weights.shm_reader import ShmSubscriber
+    def put(self, manifest: Manifest, data: Bytes, delta: bytes) -> str:
+        """Copy a version [total_bytes] and its delta; returns its location once both are whole."""
+        ...
 
-    if transport == "shm":
-        return ShmSubscriber(expected=expected, threads=threads)
-    from slipstream.weights.tcp import AutoSubscriber, TcpSubscriber
+    def retire(self, acknowledged: int) -> None:
+        """Remove the versions below the lowest that every live replica serves; never the newest."""
+        ...
 
-    tcp = TcpSubscriber(dial, expected=expected, threads=threads)
-    return tcp if transport == "tcp" else AutoSubscriber(ShmSubscriber(expected=expected, threads=threads), tcp)
+    def close(self) -> None: ...
 
 
-def _check(transport: str) -> None:
-    if transport not in get_args(Transport):
-        raise UserError(f"weights.transport is {transport!r}", "use auto, shm or tcp")
+class Puller(Protocol):
+    """The fetching end of a transport; used by one thread at a time."""
+
+    @property
+    def scheme(self) -> str: ...
+
+    def pull(
+        self,
+        manifest: Manifest,
+        endpoint: str,
+        part: Part,
+        target: Bytes,
+        start: int,
+        filled: Callable[[int], None],
+    ) -> None:
+        """Fill all of `target` with a part of a version, from byte `start` on.
+
+        `filled` hears up to which byte all is in place; nothing writes into `target` after this returns or raises.
+
+        Raises:
+            WeightsError: The version is gone there, or a reply does not fit.
+            TransportTimeout: The next bytes did not come in time; another endpoint may have them.
+        """
+        ...
+
+    def close(self) -> None: ...

@@ -14,7 +14,7 @@ import msgspec
 
 from slipstream.errors import WeightsError
 
-SCHEMA = 1
+SCHEMA = 2
 ALIGNMENT = 64
 BUCKET_BYTES = 32 << 20
 
@@ -81,12 +81,22 @@ class DeltaOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
 
+class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the learner itself says to a fixed prompt: its likeliest next tokens and their natural logprobs."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One published version. `incarnation` counts the starts of the learner within the run.
 
     `digests` holds the xxh3_128 of each bucket and `digest` that of them all, in hexadecimal. `locations` says
-    where to fetch it, by transport: for "shm" the file's name, for "tcp" the endpoint. Every version can be had
-    dense; `delta` is a shorter way for whoever has its base, and leads to the same digests.
+    where to fetch it, by transport: for "shm" the file's name, for "file" the folder, for others the endpoint. Every
+    version can be had dense; `delta` is a shorter way for whoever has its base, and leads to the same digests.
+    `routes` gives hosts the endpoints of other hosts to ask first, in that order; `canary` is to be heard from
+    every replica that serves the version.
     """
 
     run: str
@@ -97,6 +107,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     digest: str
     locations: dict[str, str]
     delta: DeltaOffer | None = None
+    routes: dict[str, list[str]] = {}
+    canary: list[Canary] = []
     schema: int = SCHEMA
 
 

@@ -75,11 +75,15 @@ def try_lock(fd: int, kind: int) -> bool:
     return True
 
 
+class HeldError(UserError):
+    """Another process that lives holds the lock."""
+
+
 class PublisherLock:
     """Says "this publisher lives" to whoever starts next; freed by the kernel when the process dies.
 
     Raises:
-        UserError: Another process holds it.
+        HeldError: Another process holds it.
     """
 
     def __init__(self, directory: Path, prefix: str) -> None:
@@ -88,7 +92,7 @@ class PublisherLock:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not try_lock(self._fd, fcntl.LOCK_EX):
                 os.close(self._fd)
-                raise UserError(
+                raise HeldError(
                     f"{self._path} is held: a learner of this run and incarnation is alive",
                     "stop it, or start this run under another name",
                 )

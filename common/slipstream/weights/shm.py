@@ -37,6 +37,7 @@ class Staged:
     version: int
     segment: segments.Segment
     _commit: Callable[[Staged, list[str]], Manifest]
+    _abandon: Callable[[Staged], None]
 
     def commit(self, digests: list[str] | None = None) -> Manifest:
         """Digest (unless the bucket digests are known) and publish.
@@ -44,6 +45,10 @@ class Staged:
         The learner may train on meanwhile, so call it from a thread.
         """
         return self._commit(self, digests or [])
+
+    def abandon(self) -> None:
+        """Give its memory back instead: a newer version takes its place. Not after a commit."""
+        self._abandon(self)
 
 
 class ShmPublisher:
@@ -134,12 +139,10 @@ class ShmPublisher:
             segment.rename(f"{self._prefix}-{version}.part")
             write(segment.data)
         except BaseException:
-            with self._guard:
-                self._writing.remove(segment)
-                self._spares.append(segment)
+            self._free(segment)
             raise
         self._last = version
-        return Staged(version, segment, self._commit)
+        return Staged(version, segment, self._commit, self._give_back)
 
     def retire(self, acknowledged: int) -> None:
         """Remove the versions below the lowest that every live replica serves; never the newest."""
@@ -182,6 +185,15 @@ class ShmPublisher:
             digest=whole_digest(digests),
             locations={"shm": name},
         )
+
+    def _give_back(self, staged: Staged) -> None:
+        self._free(staged.segment)
+
+    def _free(self, segment: segments.Segment) -> None:
+        with self._guard:
+            if segment in self._writing:  # else all was removed meanwhile
+                self._writing.remove(segment)
+                self._spares.append(segment)
 
     def _expire(self) -> None:
         now = self._clock()

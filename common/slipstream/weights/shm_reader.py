@@ -80,8 +80,13 @@ class ShmSubscriber:
 
     def has(self, manifest: Manifest) -> bool:
         """Whether the version lies on this host."""
+        return self.present(self._directory, manifest)
+
+    @staticmethod
+    def present(directory: Path, manifest: Manifest) -> bool:
+        """Whether the version lies in a directory, complete."""
         name = manifest.locations.get("shm", "")
-        return bool(name) and (self._directory / name).exists()
+        return bool(name) and (directory / name).exists()
 
     def fetch(self, manifest: Manifest) -> ShmWeights:
         """Map a version and verify every bucket.
@@ -99,6 +104,14 @@ class ShmSubscriber:
             weights.release()
             raise
         return weights
+
+    def forget(self) -> None:
+        """Nothing is kept between fetches."""
+
+    @property
+    def relay(self) -> str:
+        """Nothing is passed on."""
+        return ""
 
     def close(self) -> None:
         """End the threads; harmless when repeated."""

@@ -1,16 +1,14 @@
-"""Serve the versions of a host's shared memory to other hosts, chunk by chunk as they ask.
+"""Serve a shelf to other hosts over ZeroMQ with CURVE, chunk by chunk as they ask.
 
-Receivers pull, so a slow or stopped one delays nobody: it just does not ask. The server reads like any replica
-of the host, from a mapping, and sends straight from its pages; the learner's thread is never involved.
+Receivers pull, so a slow or stopped one delays nobody: it just does not ask. The learner's thread is never
+involved.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,15 +17,13 @@ from zmq.utils import z85
 
 from slipstream.errors import MessageError, UserError, WeightsError
 from slipstream.transport.keys import KeyPair
-from slipstream.weights import segments
 from slipstream.weights.base import Bytes
-from slipstream.weights.manifest import Manifest
-from slipstream.weights.shm_reader import map_version
+from slipstream.weights.shelf import Shelf
 from slipstream.weights.tcp_wire import MAX_HEADER_BYTES, ChunkReply, ChunkRequest, decode_request
 
 POLL_MS = 100
-MAPPED = 2
-OFFERED = 8
+SOON_MS = 5  # until a bucket that is still on its way here is looked for again
+MOST_WAITING = 256
 QUEUED_FRAMES = 64
 ZAP = "inproc://zeromq.zap.01"
 
@@ -53,13 +49,12 @@ class WeightServer:
         UserError: The port is taken.
     """
 
-    def __init__(self, options: ServerOptions, directory: Path = segments.SHM) -> None:
+    scheme = "tcp"
+
+    def __init__(self, shelf: Shelf, options: ServerOptions) -> None:
         self.refused = 0
-        self._directory = directory
-        self._offers: OrderedDict[tuple[int, int], Manifest] = OrderedDict()
-        self._deltas: dict[tuple[int, int], bytes] = {}
-        self._mapped: OrderedDict[tuple[int, int], Bytes] = OrderedDict()
-        self._guard = threading.Lock()
+        self._shelf = shelf
+        self._waiting: list[tuple[bytes, ChunkRequest, float]] = []
         self._stopping = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -74,36 +69,15 @@ class WeightServer:
         self._thread = threading.Thread(target=self._serve, name="weights-server", daemon=True)
         self._thread.start()
 
-    def offer(self, manifest: Manifest, delta: bytes = b"") -> Manifest:
-        """Serve a published version, and its delta if any; returns the manifest with this endpoint added."""
-        if not self._thread.is_alive():
-            raise WeightsError(f"the weight server at {self.endpoint} has ended")
-        key = (manifest.incarnation, manifest.version)
-        with self._guard:
-            self._offers[key] = manifest
-            if delta:
-                self._deltas[key] = delta
-            while len(self._offers) > OFFERED:
-                self._forget(next(iter(self._offers)))
-        return msgspec.structs.replace(manifest, locations=manifest.locations | {"tcp": self.endpoint})
-
-    def retire(self, acknowledged: int) -> None:
-        """Stop serving versions below the lowest that every live replica serves; never the newest."""
-        with self._guard:
-            newest = max(self._offers, default=(0, 0))
-            for key in [key for key in self._offers if key[1] < acknowledged and key != newest]:
-                self._forget(key)
+    @property
+    def alive(self) -> bool:
+        """Whether it serves."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stop serving; receivers in the middle of a version meet their deadline. Harmless when repeated."""
         self._stopping.set()
         self._thread.join()
-        self._mapped.clear()
-
-    def _forget(self, key: tuple[int, int]) -> None:
-        del self._offers[key]
-        self._deltas.pop(key, None)
-        self._mapped.pop(key, None)
 
     def _open_router(self, options: ServerOptions) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.ROUTER)
@@ -137,11 +111,14 @@ class WeightServer:
             for socket in filter(None, (self._router, self._zap)):
                 poller.register(socket, zmq.POLLIN)
             while not self._stopping.is_set():
-                ready = dict(poller.poll(POLL_MS))
+                ready = dict(poller.poll(SOON_MS if self._waiting else POLL_MS))
                 if self._zap is not None and self._zap in ready:
                     self._admit(self._zap)
                 if self._router in ready:
-                    self._answer(self._router.recv_multipart())
+                    self._take(self._router.recv_multipart())
+                waiting, self._waiting = self._waiting, []
+                for asked in waiting:
+                    self._answer(*asked)
         finally:
             self._context.destroy(linger=0)
 
@@ -153,46 +130,29 @@ class WeightServer:
         verdict = [b"200", b"OK"] if welcome else [b"400", b"key not allowed"]
         zap.send_multipart([frames[0], b"", b"1.0", frames[3], *verdict, b"", b""])
 
-    def _answer(self, frames: list[bytes]) -> None:
-        if len(frames) != 2:
-            self.refused += 1
-            return
+    def _take(self, frames: list[bytes]) -> None:
         try:
-            request = decode_request(frames[1])
+            if len(frames) != 2 or len(self._waiting) >= MOST_WAITING:
+                raise MessageError("not a request, or one too many")
+            self._waiting.append((frames[0], decode_request(frames[1]), self._shelf.until()))
         except MessageError:
             self.refused += 1
-            return
+
+    def _answer(self, who: bytes, request: ChunkRequest, until: float) -> None:
+        chunk: Bytes | None
         try:
-            chunk, problem = self._chunk(request), ""
+            chunk, problem = self._shelf.chunk(request, until), ""
         except WeightsError as error:
             chunk, problem = np.empty(0, np.uint8), str(error)
+        if chunk is None:
+            self._waiting.append((who, request, until))
+            return
         reply = ChunkReply(version=request.version, offset=request.offset, problem=problem)
         try:
             self._router.send_multipart(
-                [frames[0], msgspec.msgpack.encode(reply), chunk.data], flags=zmq.NOBLOCK, copy=False
+                [who, msgspec.msgpack.encode(reply), chunk.data], flags=zmq.NOBLOCK, copy=False
             )
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             self.refused += 1  # gone, or asks without reading: its deadline tells it
-
-    def _chunk(self, request: ChunkRequest) -> Bytes:
-        with self._guard:
-            data = self._open((request.incarnation, request.version), request)
-        if request.offset + request.length > len(data):
-            raise WeightsError(f"version {request.version}: its {request.part} form has {len(data)} bytes")
-        return data[request.offset : request.offset + request.length]
-
-    def _open(self, key: tuple[int, int], request: ChunkRequest) -> Bytes:
-        manifest = self._offers.get(key)
-        if request.part == "delta":
-            return np.frombuffer(self._deltas.get(key, b""), np.uint8)
-        if manifest is None or manifest.run != request.run:
-            raise WeightsError(
-                f"version {key[1]} of learner incarnation {key[0]} is gone; fetch the newest one"
-            )
-        if key not in self._mapped:
-            self._mapped[key] = np.frombuffer(map_version(self._directory, manifest), np.uint8)
-            while len(self._mapped) > MAPPED:
-                self._mapped.popitem(last=False)
-        return self._mapped[key]

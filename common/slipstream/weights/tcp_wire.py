@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from slipstream.errors import MessageError
+from slipstream.errors import MessageError, WeightsError
+from slipstream.weights.base import Part
+from slipstream.weights.manifest import Manifest
 
 SCHEMA = 1
 FRAME_BYTES = 8 << 20
+MAX_MESSAGE_BYTES = FRAME_BYTES
 MAX_HEADER_BYTES = 64 << 10
-
-Part = Literal["dense", "delta"]
 
 
 class ChunkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,3 +57,36 @@ def decode_reply(data: bytes) -> ChunkReply:
     if reply.schema != SCHEMA:
         raise MessageError(f"reply with weights has schema {reply.schema}, this process reads {SCHEMA}")
     return reply
+
+
+def check_reply(header: bytes, request: ChunkRequest) -> None:
+    """Refuse a reply that is none to this request.
+
+    Raises:
+        WeightsError: Malformed, to something else, or the server's own refusal.
+    """
+    try:
+        reply = decode_reply(header)
+    except MessageError as error:
+        raise WeightsError(str(error)) from error
+    if reply.problem:
+        raise WeightsError(reply.problem)
+    if (reply.version, reply.offset) != (request.version, request.offset):
+        raise WeightsError(
+            f"version {request.version}: a reply that was not asked for; nothing of it was applied"
+        )
+
+
+def chunk_requests(manifest: Manifest, part: Part, total: int, start: int = 0) -> list[ChunkRequest]:
+    """Requests that together cover the bytes of a part from `start` on."""
+    return [
+        ChunkRequest(
+            run=manifest.run,
+            incarnation=manifest.incarnation,
+            version=manifest.version,
+            part=part,
+            offset=offset,
+            length=min(FRAME_BYTES, total - offset),
+        )
+        for offset in range(start, total, FRAME_BYTES)
+    ]

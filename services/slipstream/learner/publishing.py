@@ -1,7 +1,7 @@
 """Publishing: the learner's weights into the transport, their manifest into the ledger.
 
 The learner waits for one copy only. Digests, the announcement and the removal of old versions follow in the
-background, one version at a time.
+background, one version at a time; of versions that have to wait there, only the newest is kept.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 from slipstream.config.schema import Config
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
-from slipstream.weights.base import Committable, Publisher, open_publisher
+from slipstream.weights.base import Committable, Publisher
 from slipstream.weights.manifest import encode_manifest, layout
 from slipstream.weights.torch_io import gather
+from slipstream.weights.transports import open_publisher
 
 _COPY_THREADS = 2  # the copy is bound by memory, and nothing else runs in the learner meanwhile
 
@@ -32,36 +33,48 @@ class Publishing:
         self._ledger = ledger
         self._learner = learner
         self.version: int | None = None
-        self._staged: asyncio.Queue[tuple[int, Committable]] = asyncio.Queue(1)
+        self._waiting: tuple[int, Committable] | None = None
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         gathered = gather(trainer.tensors(), self._dtype)
         self._publisher: Publisher = open_publisher(
             config.run.name or "",
             int(learner, 16),
             layout(gathered.tensors, gathered.tied),
-            transport=config.weights.transport,
+            config.weights,
+            address=config.network.host,
             threads=_COPY_THREADS,
         )
 
     async def publish(self, version: int) -> None:
-        """Copy a version that the ledger has committed; it is announced once its digests are known."""
-        await self.settled()
-        staged = await asyncio.to_thread(self._stage, version)
-        self._staged.put_nowait((version, staged))
+        """Copy a version that the ledger has committed; it is announced once its digests are known.
+
+        A version that still waits for its turn is given up for this newer one: the step waits for its own copy
+        and for nothing else, however slow a store or a link is.
+        """
+        older, self._waiting = self._waiting, None
+        if older is not None:
+            older[1].abandon()
+        self._waiting = (version, await asyncio.to_thread(self._stage, version))
+        self._idle.clear()
+        self._work.set()
 
     async def settled(self) -> None:
-        """Wait until what was published is announced."""
-        await self._staged.join()
+        """Wait until the newest version published is announced."""
+        await self._idle.wait()
 
     async def run(self) -> None:
-        """Commit and announce what is staged, for ever."""
+        """Commit and announce what is staged, one at a time, for ever."""
         while True:
-            version, staged = await self._staged.get()
-            manifest = await asyncio.to_thread(staged.commit)
-            await self._ledger.announce(version, encode_manifest(manifest), self._learner)
-            self.version = version
-            await self._retire()
-            self._staged.task_done()
+            await self._work.wait()
+            self._work.clear()
+            waiting, self._waiting = self._waiting, None
+            if waiting is not None:
+                await self._announce(*waiting)
+            if self._waiting is None and not self._work.is_set():
+                self._idle.set()
 
     def close(self) -> None:
         """Remove everything that was published; what replicas have mapped stays theirs."""
@@ -69,6 +82,12 @@ class Publishing:
 
     def _stage(self, version: int) -> Committable:
         return self._publisher.stage(version, gather(self._trainer.tensors(), self._dtype).tensors)
+
+    async def _announce(self, version: int, staged: Committable) -> None:
+        manifest = await asyncio.to_thread(staged.commit)
+        await self._ledger.announce(version, encode_manifest(manifest), self._learner)
+        self.version = version
+        await self._retire()
 
     async def _retire(self) -> None:
         """Versions below the lowest that a live replica serves are needed by nobody."""

@@ -23,7 +23,7 @@ from slipstream.rollout.follower import WeightsFollower
 from slipstream.rollout.roller import Roller
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.tokens import load_tokenizer
-from slipstream.weights.base import open_subscriber
+from slipstream.weights.transports import open_subscriber
 
 log = logging.getLogger("slipstream.rollout")
 
@@ -63,7 +63,8 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
         raise UserError(
             "data: these prompts are not those of the run", "give every role the same data and model"
         )
-    follower = WeightsFollower(site.ledger, open_subscriber(transport=config.weights.transport), engine)
+    subscriber = open_subscriber(config.weights, address=config.network.host)
+    follower = WeightsFollower(site.ledger, subscriber, engine)
     stack.callback(follower.close)
     life.watch("weights", follower.follow(life))
     sender = await site.sender(to="reward")

@@ -1,0 +1,75 @@
+"""Weights over a plain TCP stream: frames of a length, a typed header, and the bytes asked for.
+
+A connection begins with the token from the manifest, which travels through the ledger: only who may read the
+ledger gets weights. Nothing is encrypted here; with CURVE keys the same requests go over ZeroMQ instead.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+
+from slipstream.errors import MessageError
+from slipstream.weights.tcp_wire import MAX_HEADER_BYTES
+
+SCHEME = "stream://"
+TOKEN_BYTES = 32
+LENGTH = struct.Struct(">I")
+SOCKET_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a stream server listens, and the token that it asks for."""
+
+    host: str
+    port: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.token}@{self.host}:{self.port}"
+
+    @property
+    def name(self) -> str:
+        """The endpoint without its token, for logs and errors."""
+        return f"{SCHEME}{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Raises `MessageError` for anything but stream://TOKEN@HOST:PORT."""
+    token, _, place = text.removeprefix(SCHEME).partition("@")
+    host, _, port = place.rpartition(":")
+    if not text.startswith(SCHEME) or len(token) != TOKEN_BYTES or not host or not port.isdigit():
+        raise MessageError(f"no endpoint of a weights stream: {text[:80]!r}")
+    return Endpoint(host.strip("[]"), int(port), token)
+
+
+def frame(header: bytes) -> bytes:
+    """A header with its length in front."""
+    return LENGTH.pack(len(header)) + header
+
+
+def take_frame(inbox: bytearray) -> bytes | None:
+    """Cut the next header off the bytes that have come, or None if it is not complete yet.
+
+    Raises:
+        MessageError: It says that it is longer than any header is.
+    """
+    if len(inbox) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack_from(inbox)
+    if length > MAX_HEADER_BYTES:
+        raise MessageError(f"header of {length} bytes, allowed are {MAX_HEADER_BYTES}")
+    if len(inbox) < LENGTH.size + length:
+        return None
+    header = bytes(inbox[LENGTH.size : LENGTH.size + length])
+    del inbox[: LENGTH.size + length]
+    return header
+
+
+def tune(connection: socket.socket) -> None:
+    """Large buffers, so that each wake-up moves megabytes."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,143 @@
+"""Which transports a run's config opens, on the learner's and on a replica's side."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from slipstream.config.services import WeightsSection
+from slipstream.errors import UserError
+from slipstream.weights.base import Publisher, Puller, Server, Store, Subscriber
+from slipstream.weights.manifest import Layout
+from slipstream.weights.pulling import AutoSubscriber, PullSubscriber
+from slipstream.weights.shelf import Shelf
+from slipstream.weights.shm import ShmPublisher
+from slipstream.weights.shm_reader import ShmSubscriber
+
+
+def host_name(settings: WeightsSection) -> str:
+    """Name of this host among those of the run."""
+    return settings.host or socket.gethostname()
+
+
+def open_publisher(
+    run: str,
+    incarnation: int,
+    layout: Layout,
+    settings: WeightsSection,
+    *,
+    address: str = "127.0.0.1",
+    threads: int = 2,
+) -> Publisher:
+    """The publisher of a run. Shared memory is always there: it is what every other transport reads from.
+
+    Args:
+        run: Name of the run. incarnation: Which start of the learner this is. layout: The run's layout.
+        settings: The config's `weights`. address: Where servers listen (`network.host`).
+        threads: Threads that copy and digest.
+
+    Raises:
+        UserError: A port that is taken, a part that is not installed, or not enough space for two versions.
+    """
+    from slipstream.weights.serving import ServingPublisher
+
+    shm = ShmPublisher(run, incarnation, layout, threads=threads, keep_seconds=settings.keep_seconds)
+    shelf = Shelf()
+    servers: list[Server] = []
+    stores: list[Store] = []
+    try:
+        for scheme in schemes(settings, address):
+            if scheme == "file":
+                stores.append(_file_store(settings, run, incarnation))
+            else:
+                servers.append(open_server(scheme, shelf, settings, address, settings.port))
+        if not servers and not stores:
+            return shm
+        return ServingPublisher(shm, shelf, servers, stores, settings.dense_every if settings.delta else 0)
+    except BaseException:
+        for server in servers:
+            server.close()
+        shm.close()
+        raise
+
+
+def open_subscriber(
+    settings: WeightsSection,
+    *,
+    address: str = "127.0.0.1",
+    expected: Layout | None = None,
+    threads: int = 1,
+) -> Subscriber:
+    """The subscriber of a replica; `auto` maps what lies on this host and pulls the rest.
+
+    Raises:
+        UserError: A part that is not installed.
+    """
+    if settings.transport == "shm":
+        return ShmSubscriber(expected=expected, threads=threads)
+    wanted = schemes(settings, address)
+    pullers = [open_puller(scheme, settings) for scheme in (wanted or ["tcp"])]
+    passing = [scheme for scheme in wanted if scheme != "file"]
+    pull = PullSubscriber(
+        pullers,
+        expected=expected,
+        threads=threads,
+        host=host_name(settings),
+        serve=(lambda shelf: open_server(passing[0], shelf, settings, address, 0)) if passing else None,
+    )
+    if settings.transport != "auto":
+        return pull
+    return AutoSubscriber(ShmSubscriber(expected=expected, threads=threads), pull)
+
+
+def schemes(settings: WeightsSection, address: str) -> Sequence[str]:
+    """The transports beside shared memory, the preferred first.
+
+    Under `auto` these are, where other hosts can reach this one: ucx if it is installed, and tcp; and files, if
+    `weights.folder` is set.
+    """
+    if settings.transport != "auto":
+        return [] if settings.transport == "shm" else [settings.transport]
+    links = [] if _is_loopback(address) else ["tcp"]
+    if links and importlib.util.find_spec("ucxx") is not None:
+        links.insert(0, "ucx")
+    return [*links, "file"] if settings.folder else links
+
+
+def open_server(scheme: str, shelf: Shelf, settings: WeightsSection, address: str, port: int) -> Server:
+    """The offering end of a transport."""
+    from slipstream.weights.stream_server import StreamServer
+
+    return StreamServer(shelf, address, port, _advertised(address))
+
+
+def open_puller(scheme: str, settings: WeightsSection) -> Puller:
+    """The fetching end of a transport."""
+    from slipstream.weights.files import FilePuller
+    from slipstream.weights.tcp_pull import Dial, TcpPuller
+
+    if scheme == "file":
+        return FilePuller()
+    return TcpPuller(Dial(frame_seconds=settings.frame_seconds))
+
+
+def _file_store(settings: WeightsSection, run: str, incarnation: int) -> Store:
+    from slipstream.weights.files import FileStore
+
+    if not settings.folder:
+        raise UserError("weights.transport file needs weights.folder", "set it to a folder that all hosts see")
+    return FileStore(settings.folder, run, incarnation)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _advertised(address: str) -> str:
+    """What others dial: an address that stands for all of this host's needs its name instead."""
+    return socket.gethostname() if address in ("0.0.0.0", "::") else address
