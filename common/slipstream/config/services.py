@@ -127,7 +127,9 @@ class WeightsSection(Section):
     dense_every: int = setting(25, "with delta: send every k-th version whole", ge=1)
     frame_seconds: float = setting(10.0, "deadline for each 8 MiB of a transfer, seconds", gt=0)
     keep_seconds: float = setting(
-        120.0, "a version that a live replica still wants is kept at most so long after its successor", gt=0
+        120.0,
+        "a version that a live replica still wants is kept at most so long after its successor, seconds",
+        gt=0,
     )
 
 
