@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.config.load import build
 from slipstream.errors import UserError
-from slipstream.learner.restore import Line, reopen, save
+from slipstream.learner.restore import Line, checkpoint_writers, reopen, write_checkpoint
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import LedgerLost, Member
 from slipstream.ledger.server import embedded_server
@@ -103,7 +103,8 @@ async def train(parts, line: Line) -> Line:
 
 
 async def keep(parts, line: Line) -> None:
-    save(parts, line, await parts.ledger.snapshot())
+    writers = checkpoint_writers(parts, line, await parts.ledger.snapshot())
+    write_checkpoint(parts, line.step, writers)
     await parts.ledger.durable(line.step, parts.learner)
 
 

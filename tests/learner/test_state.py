@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from slipstream.checkpoint.writing import write
-from slipstream.errors import UserError
+from slipstream.errors import RunHalted, UserError
 
 
 def _copy(trainer):
@@ -50,6 +50,34 @@ def test_a_checkpoint_before_the_first_step_loads(make_trainer, random_groups, t
     resumed.load(folder)
     assert resumed.step(random_groups(), 0).updates == trainer.step(random_groups(), 0).updates == 1
     assert _same(_copy(resumed), _copy(trainer))
+
+
+def test_what_is_written_is_the_state_of_the_call_whatever_is_trained_meanwhile(
+    make_trainer, random_groups, tmp_path
+):
+    trainer = make_trainer()
+    trainer.step(random_groups(seed=1), 0)
+    before, moments = _copy(trainer), {n: v.clone() for n, v in trainer.optimizer.state().items()}
+    writers = trainer.save_writers()
+    trainer.step(random_groups(seed=2), 1)
+    resumed = make_trainer()
+    resumed.load(write(tmp_path, 1, writers))
+    assert _same(_copy(resumed), before)
+    assert _same(resumed.optimizer.state(), moments)
+    assert resumed.optimizer.updates == 1
+
+
+@pytest.mark.parametrize("place", ["weights", "moments"])
+def test_a_state_that_is_not_finite_is_never_a_checkpoint(make_trainer, random_groups, tmp_path, place):
+    """Case 63, so far as it concerns checkpoints: the last good one stays."""
+    trainer = make_trainer()
+    trainer.step(random_groups(), 0)
+    write(tmp_path, 1, trainer.save_writers())
+    tensors = trainer.tensors() if place == "weights" else trainer.optimizer.state()
+    next(value for value in tensors.values() if value.ndim == 2)[0, 0] = float("nan")
+    with pytest.raises(RunHalted, match="is not finite, so no checkpoint is written"):
+        write(tmp_path, 2, trainer.save_writers())
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_tensors_have_hugging_face_names_and_tied_ones_appear_once(make_trainer, make_llama, tmp_path):

@@ -84,8 +84,15 @@ class LearnerMetrics(Metrics):
         self.seconds = self.counter("learner_seconds_total", "seconds by part of the step", "part")
         self.tokens = self.counter("learner_tokens_total", "completion tokens trained on")
         self.skipped = self.counter("learner_skipped_steps_total", "batches without a step", "reason")
+        self.checkpoint_step = self.gauge("learner_checkpoint_step", "step of the newest durable checkpoint")
+        self.checkpoint_seconds = self.gauge("learner_checkpoint_seconds", "time that writing it took")
         self.evaluation = self.gauge("learner_evaluation_reward", "mean reward of the newest evaluation", "set")
         self._reported: dict[str, Gauge] = {}
+
+    def checkpoint(self, step: int, seconds: float) -> None:
+        """A checkpoint is durable; what the learner itself waited for it is the part `checkpoint` of its steps."""
+        self.checkpoint_step.set(step)
+        self.checkpoint_seconds.set(seconds)
 
     def report(self, values: Mapping[str, float]) -> None:
         """Show figures of the last step, by their own names."""

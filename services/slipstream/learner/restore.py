@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.checkpoint.finding import newest_complete, prune
-from slipstream.checkpoint.writing import write
+from slipstream.checkpoint.writing import Writer, write
 from slipstream.learner.setup import Parts, run_terms
 from slipstream.ledger.records import LedgerLost
 
 log = logging.getLogger("slipstream.learner")
 LINE, LEDGER = "line.json", "ledger.msgpack"
+Writers = dict[str, Writer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,19 @@ async def _open(parts: Parts, line: Line, snapshot: bytes | None) -> None:
         await parts.ledger.open_run(terms, expect_version=line.version)
 
 
-def save(parts: Parts, line: Line, snapshot: bytes) -> None:
-    """Write the checkpoint of a line and prune the older ones; returns once it is durable."""
-    keep = parts.config.learner.checkpoint
-    writers = parts.trainer.save_writers() | {
-        LINE: lambda path: _write(path, json.dumps({"step": line.step, "version": line.version}).encode()),
+def checkpoint_writers(parts: Parts, line: Line, snapshot: bytes) -> Writers:
+    """What the checkpoint of a line holds, by file name: copies, so that training may go on meanwhile."""
+    place = {"step": line.step, "version": line.version}
+    return parts.trainer.save_writers() | {
+        LINE: lambda path: _write(path, json.dumps(place).encode()),
         LEDGER: lambda path: _write(path, snapshot),
     }
-    write(parts.folder.checkpoints, line.step, writers)
+
+
+def write_checkpoint(parts: Parts, step: int, writers: Writers) -> None:
+    """Write a checkpoint and prune the older ones; returns once it is durable."""
+    keep = parts.config.learner.checkpoint
+    write(parts.folder.checkpoints, step, writers)
     prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0)
 
 

@@ -12,7 +12,8 @@ from slipstream.config.schema import Config
 from slipstream.learner.evaluations import Evaluations
 from slipstream.learner.intake import Batch, Intake
 from slipstream.learner.record import progress_line, step_record
-from slipstream.learner.restore import Line, reopen, save
+from slipstream.learner.restore import Line, reopen
+from slipstream.learner.saving import Saver
 from slipstream.learner.setup import Parts, open_parts
 from slipstream.lifecycle.life import Life, Service
 from slipstream.run_folder import RunFolder, append_line
@@ -42,13 +43,14 @@ class Learner:
         self._life = life
         self._intake = Intake(parts)
         self._evaluations = Evaluations(parts, line)
-        self._saved = line.step
+        self._saver = Saver(parts, line.step)
 
     async def run(self) -> None:
         """Train until the configured steps are made or the data ends; a stop may cut it off anywhere."""
         if await self._closed():
             return
         await self._parts.publishing.publish(self._line.version)
+        self._life.watch("checkpoints", self._saver.run())
         self._life.watch("evaluations", self._evaluations.collect(self._life))
         if self._evaluation_is_due():
             await self._evaluations.ask(self._line)
@@ -58,7 +60,8 @@ class Learner:
             if batch is None:
                 break
             await self._step(batch, started)
-            await self._after_step()
+            if self._evaluation_is_due() and not self._done():
+                await self._evaluations.ask(self._line)
         await self._finish()
 
     async def _closed(self) -> bool:
@@ -83,13 +86,10 @@ class Learner:
         if report.stepped:
             await self._parts.publishing.publish(line.version)
         report.seconds |= {"wait": waited, "publish": time.monotonic() - trained}
+        if line.step % self._parts.config.learner.checkpoint.every == 0:
+            report.seconds["checkpoint"] = await self._saver.hold(line)
         self._tell(step_record(line, before, batch, report, time.monotonic() - started))
-
-    async def _after_step(self) -> None:
-        if self._evaluation_is_due() and not self._done():
-            await self._evaluations.ask(self._line)
-        if self._line.step % self._parts.config.learner.checkpoint.every == 0:
-            await self._save()
+        self._saver.begin()
 
     def _evaluation_is_due(self) -> bool:
         """Whether the weights of this step are to be evaluated on the way; the final ones are another matter."""
@@ -103,21 +103,13 @@ class Learner:
         await self._parts.ledger.pause()
         if self._parts.config.evaluation.at_end:
             await self._evaluations.ask(self._line)
-        await self._save()
+        if self._saver.step != self._line.step:
+            await self._saver.hold(self._line)
+            self._saver.begin()
         await self._evaluations.finished()
+        await self._saver.settled()
         await self._parts.publishing.settled()
         await self._parts.ledger.finish("trained")
-
-    async def _save(self) -> None:
-        """A checkpoint of weights, optimizer, line and ledger, all of this very step."""
-        if self._saved == self._line.step:
-            return
-        started = time.monotonic()
-        snapshot = await self._parts.ledger.snapshot()
-        await asyncio.to_thread(save, self._parts, self._line, snapshot)
-        await self._parts.ledger.durable(self._line.step, self._parts.learner)
-        self._saved = self._line.step
-        log.info("checkpoint at step %d saved in %.1f s", self._line.step, time.monotonic() - started)
 
     def _tell(self, record: dict[str, Any]) -> None:
         metrics = self._parts.metrics

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slipstream.errors import UserError
+from slipstream.errors import RunHalted, UserError
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer
 
@@ -34,11 +34,17 @@ class Stateful(Protocol):
 
 
 def writers(trainer: Stateful) -> dict[str, Callable[[Path], None]]:
-    """For each file name a function that writes it; call them before the next step."""
+    """For each file name a function that writes it, from copies in host memory: training may go on meanwhile.
+
+    Raises (when called):
+        RunHalted: A tensor is not finite, so that nothing can continue from it.
+    """
+    model, parts = _copied(trainer.policy.tensors()), _copied(_moving_parts(trainer))
+    counts = json.dumps(_counts(trainer), indent=2) + "\n"
     return {
-        MODEL: lambda path: save_file(_contiguous(trainer.policy.tensors()), path, metadata={"format": "pt"}),
-        TRAINER: lambda path: save_file(_contiguous(_moving_parts(trainer)), path),
-        COUNTS: lambda path: _write_counts(trainer, path),
+        MODEL: lambda path: _save(model, path, {"format": "pt"}),
+        TRAINER: lambda path: _save(parts, path),
+        COUNTS: lambda path: _write(path, counts),
     }
 
 
@@ -94,19 +100,34 @@ def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], folder: 
         )
 
 
-def _write_counts(trainer: Stateful, path: Path) -> None:
-    counts: dict[str, Any] = {
+def _counts(trainer: Stateful) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         "updates": trainer.optimizer.updates,
         "nonfinite": trainer.nonfinite,
         "nonfinite_in_a_row": trainer.nonfinite_in_a_row,
     }
-    path.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise RunHalted(
+                f"tensor {name} is not finite, so no checkpoint is written; the newest one is from before"
+            )
+    save_file(tensors, path, metadata=metadata)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.contiguous() for name, value in tensors.items()}
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, value in tensors.items()
+    }

@@ -98,7 +98,7 @@ class Trainer:
         return self.policy.tensors()
 
     def save_writers(self) -> dict[str, Callable[[Path], None]]:
-        """What a checkpoint holds: for each file name, a function that writes it from the present state."""
+        """What a checkpoint holds: for each file name, a function that writes it from a copy of the present state."""
         return state.writers(self)
 
     def load(self, folder: Path) -> None:

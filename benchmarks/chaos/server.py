@@ -1,0 +1,55 @@
+"""The ledger's server as a victim: killed and started again with its data, behind the proxy."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import redis
+
+from slipstream.ledger.server import embedded_server
+
+
+class LedgerServer:
+    """A Valkey with an append-only file; `client` reaches it past the proxy."""
+
+    def __init__(self, folder: Path) -> None:
+        # a unix socket's path is limited to 107 bytes, which a test's own folder may pass
+        self._place = tempfile.TemporaryDirectory(prefix="chaos-")
+        self.socket = Path(self._place.name) / "redis.sock"
+        self._how = embedded_server(folder, socket=self.socket)
+        self._log = folder / "server.log"
+        self.process: subprocess.Popen[bytes]
+        self.start()
+        self.client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=0.5)
+        end = time.monotonic() + 30
+        while not self._answers():
+            assert time.monotonic() < end, self._log.read_text()
+            time.sleep(0.02)
+
+    @property
+    def url(self) -> str:
+        """Its address past the proxy."""
+        return self._how.url
+
+    def start(self) -> None:
+        """Start it on the data it has."""
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._how.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def close(self) -> None:
+        """End it; what it held stays in its folder."""
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+        self._place.cleanup()
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.RedisError:
+            return False

@@ -1,0 +1,74 @@
+"""Checkpoints in the background: the learner waits for copies in host memory, a thread writes them.
+
+One save is in flight at most: a second one waits for the first. The ledger learns that a step is durable only after
+the marker is on disk, and a save that fails ends the process with its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from slipstream.learner.restore import Line, Writers, checkpoint_writers, write_checkpoint
+from slipstream.learner.setup import Parts
+
+log = logging.getLogger("slipstream.learner")
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    line: Line
+    writers: Writers
+
+
+class Saver:
+    """Saves lines of descent; `run` must be running.
+
+    Attributes:
+        step: The step of the newest checkpoint that was begun, or that the learner came from.
+    """
+
+    def __init__(self, parts: Parts, step: int) -> None:
+        self._parts = parts
+        self._queue: asyncio.Queue[_Save] = asyncio.Queue(1)
+        self._held: _Save | None = None
+        self.step = step
+
+    async def hold(self, line: Line) -> float:
+        """Copy everything that belongs to this very step; returns the seconds that training stood still for it.
+
+        The copy becomes a checkpoint with `begin`, once the step is told: a checkpoint never covers a step that
+        has no line.
+        """
+        started = time.monotonic()
+        await self.settled()
+        snapshot = await self._parts.ledger.snapshot()
+        writers = await asyncio.to_thread(checkpoint_writers, self._parts, line, snapshot)
+        self._held = _Save(line, writers)
+        return time.monotonic() - started
+
+    def begin(self) -> None:
+        """Write what is held, in the background; nothing happens when nothing is."""
+        if self._held is not None:
+            self.step = self._held.line.step
+            self._queue.put_nowait(self._held)
+            self._held = None
+
+    async def settled(self) -> None:
+        """Wait until what was begun is durable and the ledger knows."""
+        await self._queue.join()
+
+    async def run(self) -> None:
+        """Write what is begun, for ever."""
+        while True:
+            save = await self._queue.get()
+            started = time.monotonic()
+            await asyncio.to_thread(write_checkpoint, self._parts, save.line.step, save.writers)
+            await self._parts.ledger.durable(save.line.step, self._parts.learner)
+            seconds = time.monotonic() - started
+            self._parts.metrics.checkpoint(save.line.step, seconds)
+            log.info("checkpoint at step %d saved in %.1f s, beside the training", save.line.step, seconds)
+            del save  # its copies are as large as the model and its optimizer
+            self._queue.task_done()
