@@ -18,8 +18,7 @@ from slipstream.config.load import load_config
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.counts import Audit
 from slipstream.prompts.order import EpochOrder
-from slipstream.run_folder import read_lines
-from slipstream.supervisor.summary import latest_line_of_descent
+from slipstream.run_folder import line_of_descent, read_lines
 
 SHM = Path("/dev/shm")
 _AGE = re.compile(r'slipstream_objective_trained_tokens_by_age\{age="(\d+)"\}')
@@ -28,7 +27,7 @@ _AGE = re.compile(r'slipstream_objective_trained_tokens_by_age\{age="(\d+)"\}')
 def problems(stack: Stack, policy: str, eta: int) -> list[str]:
     """All that is wrong with a run that has ended; empty when every promise was kept."""
     audit = asyncio.run(_audit(stack))
-    steps = latest_line_of_descent(read_lines(stack.folder.steps))
+    steps = line_of_descent(read_lines(stack.folder.steps))
     return [
         *audit.problems,
         *_once(stack, steps, audit),

@@ -13,10 +13,11 @@ from slipstream.ledger.server import embedded_server
 
 
 class LedgerServer:
-    """A Valkey with an append-only file; `client` reaches it past the proxy."""
+    """A Valkey with an append-only file in `folder`; `client` reaches it past the proxy."""
 
     def __init__(self, folder: Path) -> None:
         # a unix socket's path is limited to 107 bytes, which a test's own folder may pass
+        self.folder = folder
         self._place = tempfile.TemporaryDirectory(prefix="chaos-")
         self.socket = Path(self._place.name) / "redis.sock"
         self._how = embedded_server(folder, socket=self.socket)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,27 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):  # no UTF-8 or no JSON
             records.append(json.loads(line))
     return records
+
+
+def line_of_descent(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that count, of all lines of a run's `steps.jsonl`.
+
+    One that was made again after a restart replaces the lost one and all after it. A learner that was stopped while
+    another took the run over may wake and append what it had committed before: that was undone, and is left out.
+    """
+    kept: list[dict[str, Any]] = []
+    newest, replaced = "", set()
+    for step in steps:
+        learner = step.get("learner", "")
+        if learner in replaced:
+            continue
+        if learner != newest:
+            replaced.add(newest)
+            newest = learner
+        while kept and kept[-1]["step"] >= step["step"]:
+            kept.pop()
+        kept.append(step)
+    return kept
 
 
 def _ends_whole(descriptor: int) -> bool:

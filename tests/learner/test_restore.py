@@ -16,7 +16,7 @@ from slipstream.learner.restore import Line, checkpoint_writers, reopen, write_c
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import LedgerLost, Member
 from slipstream.ledger.server import embedded_server
-from slipstream.run_folder import RunFolder
+from slipstream.run_folder import RunFolder, append_line
 
 pytestmark = pytest.mark.process
 
@@ -172,6 +172,26 @@ async def test_a_ledger_that_was_lost_is_restored_from_the_checkpoint(make_parts
     assert await reopen(again) == Line(1, 1)
     state = await again.ledger.state()
     assert (state.step, state.version, state.next) == (1, 1, 2)
+
+
+async def test_a_restored_ledger_uses_no_version_twice(make_parts, server):
+    """Case 101: versions that were published after the checkpoint are lost with it, and stay theirs."""
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    for version in (1, 2, 3):
+        append_line(parts.folder.steps, {"step": version, "version": version})
+    again = await make_parts("b", url=server("empty"))
+    assert await reopen(again) == Line(1, 4, ((2, 3),))
+
+
+async def test_an_empty_ledger_without_a_checkpoint_stops_the_run_and_says_what_to_do(make_parts, server):
+    """Case 101: it is not a run that begins."""
+    parts = await make_parts("a")
+    await train(parts, await reopen(parts))
+    append_line(parts.folder.steps, {"step": 1, "version": 1})
+    with pytest.raises(UserError, match=r"redis\.url.*is empty.*version 1.*run\.name"):
+        await reopen(await make_parts("b", url=server("empty")))
 
 
 async def test_a_lost_ledger_is_told_when_the_snapshot_is_lost_as_well(make_parts, server):

@@ -197,3 +197,15 @@ async def test_a_learner_cannot_undo_its_own_commits(stored):
     await step_of(stored, 1, 4, 1)
     with pytest.raises(LedgerError, match="has committed since it claimed the run"):
         await stored.rollback(0, 0, "L1")
+
+
+async def test_a_version_that_the_ledger_lost_is_not_used_again(stored):
+    """A server that lost its last writes is behind what the learner has told: those versions are lost, not free."""
+    await step_of(stored, 1, 2, 1)
+    await stored.claim_learner("L2")
+    state = await stored.rollback(1, 1, "L2", told=4)
+    assert (state.step, state.version, state.lost_versions) == (1, 4, [(2, 4)])
+    assert await stored.rollback(1, 1, "L2", told=4) == state
+    await step_of(stored, 2, 2, 5, start=2, learner="L2")
+    state = await stored.rollback(2, 5, "L2", told=4)
+    assert (state.version, state.lost_versions) == (5, [(2, 4)])

@@ -3,8 +3,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from slipstream.run_folder import RunFolder, append_line
-from slipstream.supervisor.summary import curve, latest_line_of_descent, print_summary
+from slipstream.run_folder import RunFolder, append_line, line_of_descent
+from slipstream.supervisor.summary import curve, print_summary
 
 
 def step(number: int, reward: float = 0.5, **more: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def step(number: int, reward: float = 0.5, **more: Any) -> dict[str, Any]:
 
 def test_steps_that_were_made_again_replace_the_lost_ones():
     steps = [step(1), step(2), step(3), step(2, 0.9), step(3, 0.8)]
-    assert [(s["step"], s["reward"]) for s in latest_line_of_descent(steps)] == [(1, 0.5), (2, 0.9), (3, 0.8)]
+    assert [(s["step"], s["reward"]) for s in line_of_descent(steps)] == [(1, 0.5), (2, 0.9), (3, 0.8)]
 
 
 def test_the_curve_shows_each_step_and_its_scale():

@@ -1,4 +1,4 @@
-"""Find the newest complete checkpoint, check one, and remove old ones."""
+"""Find complete checkpoints, check one, and remove old ones."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def newest_complete(root: Path) -> Found:
             return Found(path, step, newer)
         skipped.append((path, problems[0]))
     return Found(None, None, skipped)
+
+
+def complete(root: Path) -> list[tuple[int, Path]]:
+    """Every checkpoint whose every byte is as written, by its step, oldest first.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    return sorted((step, path) for step, path in _candidates(root) if not verify(path))
 
 
 def verify(path: Path) -> list[str]:

@@ -87,4 +87,7 @@ class RunSection(Section):
     seed: int = setting(0, "seed of everything random in the run", ge=0)
     steps: int | None = setting(None, "optimizer steps to make; null trains until the data ends", ge=1)
     epochs: int | None = setting(None, "passes over the prompts; null is unbounded", ge=1)
+    record: bool = setting(
+        False, "keep each step's groups and a digest of its weights, for `slipstream replay`"
+    )
     strict: bool = setting(False, "treat warnings about the config as errors")

@@ -711,7 +711,8 @@ define('durable', WRITES, function(step, learner)
   if step > run.durable_step then redis.call('HSET', key('run'), 'durable_step', step) end
 end)
 
-define('rollback', WRITES, function(step, version, learner)
+-- `told`: a version that the learner's own files name, though a ledger that lost writes may not know of it.
+define('rollback', WRITES, function(step, version, learner, told)
   local run = run_of(learner)
   if step < run.durable_step then
     refuse('LEDGER', 'step ' .. step .. ' is before step ' .. run.durable_step .. ', which is durable')
@@ -723,10 +724,11 @@ define('rollback', WRITES, function(step, version, learner)
   for _, undone in ipairs(numbers('ZRANGEBYSCORE', key('steps'), '(' .. step, '+inf')) do
     to_buffered(undone, undone <= run.step)
   end
-  if step < run.step then
-    redis.call('HSET', key('run'), 'step', step)
-    if version < run.version then redis.call('RPUSH', key('lost'), (version + 1) .. '-' .. run.version) end
+  local newest = math.max(run.version, told)
+  if (step < run.step or newest > run.version) and version < newest then
+    redis.call('RPUSH', key('lost'), (version + 1) .. '-' .. newest)
   end
+  redis.call('HSET', key('run'), 'step', step, 'version', newest)
   return run_reply()
 end)
 

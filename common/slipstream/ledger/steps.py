@@ -100,13 +100,16 @@ class StepCalls(LedgerCalls):
         """A checkpoint covers everything up to `step`: fold those records away."""
         await self._book.do("durable", step, learner)
 
-    async def rollback(self, step: int, version: int, learner: str) -> RunState:
+    async def rollback(self, step: int, version: int, learner: str, told: int = 0) -> RunState:
         """The learner restarted from a checkpoint of `step` and `version`: later steps are undone.
+
+        `told` is the newest version that the run's own files name. A ledger that was restored, or whose server
+        lost its last writes, may be behind it; no version is ever used twice.
 
         Their groups are buffered again. The run's version stays, since versions only grow; those after
         `version` are noted as lost. To be called after `claim_learner` and before the first commit.
         """
-        return (await self._book.call(StateReply, "rollback", step, version, learner)).read()
+        return (await self._book.call(StateReply, "rollback", step, version, learner, told)).read()
 
     async def folded(self, since: int = 0) -> Folded:
         """Tickets closed for good since `since`, the cursor of the former call (0: all that are listed).

@@ -1,4 +1,4 @@
-"""`audit`, `summary` and `export`: look at a run without changing it."""
+"""`audit`, `summary`, `export` and `replay`: look at a run without changing it."""
 
 from __future__ import annotations
 
@@ -62,6 +62,21 @@ def export(options: argparse.Namespace) -> int:
     shutil.copyfile(found.path / "model.safetensors", target / "model.safetensors")
     print(f"step {found.step} of {folder.name} in {target}")  # noqa: T201
     return EXIT_OK
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Make a recorded run's steps again; exit 1 when the weights of one differ."""
+    from slipstream.learner.replay import replay as make_again
+
+    folder, _ = _find(options.run)
+    found = make_again(folder, options.after)
+    if found.differs is None:
+        print(f"steps {found.first} to {found.last}: the weights are the same, bit for bit")  # noqa: T201
+        return EXIT_OK
+    print(  # noqa: T201
+        f"step {found.differs}: the weights differ: recorded {found.recorded}, recomputed {found.recomputed}"
+    )
+    return EXIT_FAULT
 
 
 async def _audit(folder: RunFolder, url: str | None) -> Audit:

@@ -124,6 +124,14 @@ def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
     export.add_argument("target", metavar="FOLDER", help="folder to make")
     export.set_defaults(command=inspect.export)
 
+    more = (
+        "Needs run.record=true while it trained; on the CPU, with as many threads, the bits must be the same."
+    )
+    replay = _command(commands, "replay", "make a recorded run's steps again and compare the weights", more)
+    _run_argument(replay)
+    replay.add_argument("--after", type=int, metavar="STEP", help="begin with the checkpoint of this step")
+    replay.set_defaults(command=inspect.replay)
+
     summary = _command(commands, "summary", "what a run reached, and where the time went")
     _run_argument(summary)
     summary.set_defaults(command=inspect.summary)

@@ -11,7 +11,9 @@ from slipstream.learner.restore import Line
 from slipstream.staleness import age
 
 
-def step_record(line: Line, before: int, batch: Batch, report: StepReport, seconds: float) -> dict[str, object]:
+def step_record(
+    line: Line, before: int, batch: Batch, report: StepReport, seconds: float, learner: str = ""
+) -> dict[str, object]:
     """What a step did, as plain values.
 
     Args:
@@ -20,6 +22,7 @@ def step_record(line: Line, before: int, batch: Batch, report: StepReport, secon
         batch: The step's groups.
         report: The trainer's report.
         seconds: Wall time since the last step, waiting included.
+        learner: The incarnation of the learner that made it.
     """
     ages = [age(before, group.oldest_version, line.lost) for group, _ in batch]
     rewards = [reward for group, _ in batch for reward in group.scored_rewards]
@@ -28,6 +31,7 @@ def step_record(line: Line, before: int, batch: Batch, report: StepReport, secon
         "time": time.time(),
         "step": line.step,
         "version": line.version,
+        "learner": learner,
         "stepped": report.stepped,
         "reason": report.reason,
         "reward": _mean(rewards),

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from slipstream.checkpoint.finding import newest_complete, prune
 from slipstream.checkpoint.writing import Writer, write
+from slipstream.errors import UserError
 from slipstream.learner.setup import Parts, run_terms
-from slipstream.ledger.records import LedgerLost
+from slipstream.ledger.records import LedgerLost, RunNotOpen
+from slipstream.run_folder import read_lines
 
 log = logging.getLogger("slipstream.learner")
 LINE, LEDGER = "line.json", "ledger.msgpack"
@@ -38,7 +40,8 @@ async def reopen(parts: Parts) -> Line:
     """Open the run and settle ledger, weights and version on one place.
 
     Raises:
-        UserError: The run in the ledger is another one (data, seed), or the checkpoint is of another model.
+        UserError: The run in the ledger is another one (data, seed), the checkpoint is of another model, or the
+            ledger is empty and there is nothing to restore it from.
         LedgerError: The checkpoint is older than what the ledger holds as durable.
     """
     found = await asyncio.to_thread(newest_complete, parts.folder.checkpoints)
@@ -49,9 +52,10 @@ async def reopen(parts: Parts) -> Line:
         await asyncio.to_thread(parts.trainer.load, found.path)
         line, snapshot = _read(found.path)
         log.info("continuing from %s (version %d)", found.path.name, line.version)
-    await _open(parts, line, snapshot)
+    told = max((each["version"] for each in read_lines(parts.folder.steps)), default=0)
+    await _open(parts, line, snapshot, told)
     await parts.ledger.claim_learner(parts.learner)
-    state = await parts.ledger.rollback(line.step, line.version, parts.learner)
+    state = await parts.ledger.rollback(line.step, line.version, parts.learner, told)
     lost = tuple(state.lost_versions)
     if state.version == line.version or lost[-1:] == ((line.version + 1, state.version - 1),):
         return Line(line.step, state.version, lost)  # these very weights have that version already
@@ -63,8 +67,14 @@ async def reopen(parts: Parts) -> Line:
     return renewed
 
 
-async def _open(parts: Parts, line: Line, snapshot: bytes | None) -> None:
+async def _open(parts: Parts, line: Line, snapshot: bytes | None, told: int) -> None:
     terms = run_terms(parts)
+    if snapshot is None and told and await _empty(parts):
+        raise UserError(
+            f"redis.url: the ledger of run {parts.config.run.name} is empty, but the run has reached version {told} "
+            "and has no checkpoint from which its ledger could be restored",
+            "give the server its data back, or start a new run under another run.name",
+        )
     try:
         await parts.ledger.open_run(terms, expect_version=line.version)
     except LedgerLost as error:
@@ -73,6 +83,14 @@ async def _open(parts: Parts, line: Line, snapshot: bytes | None) -> None:
         log.warning("%s: restoring the ledger from the checkpoint", error)
         await parts.ledger.restore(snapshot)
         await parts.ledger.open_run(terms, expect_version=line.version)
+
+
+async def _empty(parts: Parts) -> bool:
+    try:
+        await parts.ledger.state()
+    except RunNotOpen:
+        return True
+    return False
 
 
 def checkpoint_writers(parts: Parts, line: Line, snapshot: bytes) -> Writers:

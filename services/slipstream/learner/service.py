@@ -9,9 +9,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from slipstream.config.schema import Config
+from slipstream.learner import recording
 from slipstream.learner.evaluations import Evaluations
 from slipstream.learner.intake import Batch, Intake
 from slipstream.learner.record import progress_line, step_record
+from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line, reopen
 from slipstream.learner.saving import Saver
 from slipstream.learner.setup import Parts, open_parts
@@ -88,8 +90,27 @@ class Learner:
         report.seconds |= {"wait": waited, "publish": time.monotonic() - trained}
         if line.step % self._parts.config.learner.checkpoint.every == 0:
             report.seconds["checkpoint"] = await self._saver.hold(line)
-        self._tell(step_record(line, before, batch, report, time.monotonic() - started))
+        kept = await self._keep_record(line, before, batch, report)
+        seconds = time.monotonic() - started
+        self._tell(step_record(line, before, batch, report, seconds, self._parts.learner) | kept)
         self._saver.begin()
+
+    async def _keep_record(self, line: Line, before: int, batch: Batch, report: StepReport) -> dict[str, str]:
+        """What a replay needs of the step, if the run is recorded."""
+        parts = self._parts
+        if not parts.config.run.record:
+            return {}
+        with report.timed("record"):
+            return await asyncio.to_thread(
+                recording.keep,
+                parts.folder,
+                parts.config,
+                line.step,
+                before,
+                line.lost,
+                batch,
+                parts.trainer.tensors(),
+            )
 
     def _evaluation_is_due(self) -> bool:
         """Whether the weights of this step are to be evaluated on the way; the final ones are another matter."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from slipstream.config.schema import Config
-from slipstream.run_folder import RunFolder, read_lines
+from slipstream.run_folder import RunFolder, line_of_descent, read_lines
 
 _HEIGHT = 8
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -16,7 +16,7 @@ _WIDEST = 64
 
 def print_summary(folder: RunFolder, out: TextIO) -> None:
     """Write the summary of a run; a run without steps says so."""
-    steps = latest_line_of_descent(read_lines(folder.steps))
+    steps = line_of_descent(read_lines(folder.steps))
     if not steps:
         out.write(f"\nno step was made; see {folder.logs}\n")
         return
@@ -33,18 +33,8 @@ def print_summary(folder: RunFolder, out: TextIO) -> None:
 
 def finished(config: Config, folder: RunFolder) -> bool:
     """Whether a run made all the steps that its config names; one without a number ends with its data."""
-    steps = latest_line_of_descent(read_lines(folder.steps))
+    steps = line_of_descent(read_lines(folder.steps))
     return config.run.steps is None or bool(steps and steps[-1]["step"] >= config.run.steps)
-
-
-def latest_line_of_descent(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Steps that count: one that was made again after a restart replaces the lost one and all after it."""
-    kept: list[dict[str, Any]] = []
-    for step in steps:
-        while kept and kept[-1]["step"] >= step["step"]:
-            kept.pop()
-        kept.append(step)
-    return kept
 
 
 def curve(values: Sequence[float]) -> list[str]:
