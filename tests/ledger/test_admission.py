@@ -53,9 +53,12 @@ async def test_after_a_restart_at_version_100_the_cap_is_the_same(connect, ledge
     assert await heir.admit("g0", 1000, 100) == []
 
 
-@pytest.mark.parametrize(("served", "admitted"), [(2, 0), (3, 8), (4, 8), (5, 0)])
+@pytest.mark.parametrize(("served", "admitted"), [(2, 0), (3, 4), (4, 8), (5, 0)])
 async def test_only_replicas_inside_the_bound_start_work(ledger, terms, replica, served, admitted):
-    """Case 64: at learner version 4 and bound 1, versions 3 and 4 may start; 5 does not exist."""
+    """Case 64: at learner version 4 and bound 1, versions 3 and 4 may start; 5 does not exist.
+
+    What starts at version 3 must be in the next batch, so there is one batch's room for it.
+    """
     await ledger.open_run(terms(max_staleness=1))
     await ledger.claim_learner("L")
     await ledger.advance_version(4, "L")
@@ -82,6 +85,98 @@ async def test_a_bound_of_zero_makes_progress(ledger, terms, replica):
         await store(ledger, tickets, step - 1)
         await train(ledger, step, tickets, step)
         assert await ledger.admit("g0", 100, step - 1) == []
+
+
+async def test_a_replica_that_lags_admits_nothing_that_would_reach_its_step_over_the_bound(
+    ledger, terms, replica
+):
+    """After a commit there is room, but not for version 0: behind 4 groups it would be trained at age 2."""
+    await ledger.open_run(terms())
+    await ledger.claim_learner("L")
+    await ledger.join(replica())
+    first = await ledger.admit("g0", 100, 0)
+    await store(ledger, first[:4], 0)
+    await train(ledger, 1, first[:4], 1)
+    assert await ledger.admit("g0", 100, 0) == []
+    assert len(await ledger.admit("g0", 100, 1)) == 4
+
+
+async def test_a_retry_waits_for_the_swap_when_it_has_no_place_at_the_lag(ledger, terms, replica):
+    await ledger.open_run(terms())
+    await ledger.claim_learner("L")
+    await ledger.join(replica())
+    tickets = await ledger.admit("g0", 100, 0)
+    await store(ledger, tickets[:4], 0)
+    await train(ledger, 1, tickets[:4], 1)
+    assert len(await ledger.admit("g0", 100, 1)) == 4
+    await ledger.hand_over(4, 0, 0, b"", limit=0)
+    assert await ledger.admit("g0", 100, 0) == []
+    assert [ticket.number for ticket in await ledger.admit("g0", 100, 1)] == [4]
+
+
+async def test_age_counts_updates_after_a_restart_of_the_learner(ledger, terms, replica):
+    """Versions 1 and 2 were lost and 0 was published again as 3: who serves 0 lags by nothing, 2 by two."""
+    await ledger.open_run(terms())
+    await ledger.join(replica())
+    await ledger.claim_learner("L")
+    for step in (1, 2):
+        tickets = await ledger.admit("g0", 4, step - 1)
+        await store(ledger, tickets, step - 1)
+        await train(ledger, step, tickets, step)
+    await ledger.claim_learner("L2")
+    await ledger.rollback(0, 0, "L2")
+    await ledger.advance_version(3, "L2")
+    for ticket in range(8):
+        await ledger.drop(ticket, 0, "age")
+    assert await ledger.admit("g0", 100, 2) == []
+    assert len(await ledger.admit("g0", 100, 0)) == 8
+    assert await ledger.outstanding_over(4) == 0
+    assert await ledger.outstanding_over(5) == 8
+
+
+async def test_oversampling_is_for_groups_that_may_still_be_lost(ledger, terms, replica):
+    """Twice 8 may be on their way; of those that are stored, each takes the place of two."""
+    await ledger.open_run(terms(oversampling=2.0))
+    await ledger.join(replica())
+    tickets = await ledger.admit("g0", 100, 0)
+    assert len(tickets) == 16
+    await store(ledger, tickets[:6], 0)
+    assert await ledger.admit("g0", 100, 0) == []  # 6 stored leave room for 4 on their way, and 10 are
+    for ticket in tickets[6:14]:
+        await ledger.drop(ticket.number, 0, "no_signal")
+    assert len(await ledger.admit("g0", 100, 0)) == 2
+
+
+@pytest.mark.parametrize("policy", ["pace", "drop", "wait", "token"])
+@pytest.mark.parametrize("eta", [0, 1, 2])
+async def test_no_group_that_ends_at_once_is_trained_over_the_bound(ledger, terms, replica, policy, eta):
+    """Whoever swaps late, comes or goes: only a group that takes long can pass the bound."""
+    await ledger.open_run(terms(policy=policy, max_staleness=eta))
+    await ledger.claim_learner("L")
+    version, served, shelf = 0, {"g0": 0, "g1": 0}, []
+    for name in served:
+        await ledger.join(replica(name))
+    for turn in range(40):
+        for name in ("g0", "g1") if turn % 7 else ("g1",):
+            if turn % 11 == 5:
+                await ledger.leave(name)
+                await ledger.join(replica(name))
+            for ticket in await ledger.admit(name, 3, served[name]):
+                if (ticket.number + turn) % 5 == 0:
+                    await ledger.drop(ticket.number, ticket.attempt, "no_signal")
+                    continue
+                await ledger.buffered(ticket.number, ticket.attempt, "b", served[name], served[name], 3, True)
+                shelf.append((ticket, served[name]))
+        if turn % 3 == 0:
+            served["g1"] = version
+        if turn % 2 == 0:
+            served["g0"] = version
+        if len(shelf) >= 4:
+            batch, shelf = shelf[:4], shelf[4:]
+            assert max(version - stamp for _, stamp in batch) <= eta
+            version += 1
+            await train(ledger, version, [ticket for ticket, _ in batch], version)
+    assert version > 8
 
 
 async def test_a_finite_run_ends_by_count(ledger, terms, replica):

@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from redis.exceptions import ConnectionError
 
@@ -76,9 +77,9 @@ async def test_cancelled_calls_lose_no_ticket(make_server, terms, replica):
     """Case 97: 300 calls, many cancelled at a random moment; every ticket arrives exactly once."""
     server = make_server()
     chance = random.Random(0)
-    async with await Ledger.connect(server.url, "r", deadline=5) as ledger:
+    async with await Ledger.connect(server.url, "r", deadline=60) as ledger:
         await ledger.open_run(terms(groups_per_step=1000, prompts=1000))
-        await ledger.join(replica())
+        await ledger.join(msgspec.structs.replace(replica(), ttl_s=600.0))
         arrived, cancelled = [], 0
         for _ in range(300):
             call = asyncio.create_task(ledger.admit("g0", 1, 0))

@@ -29,6 +29,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     bitmaps: dict[str, bytes]
     lost: list[str]
     discarded: int
+    ahead: list[int] = []
 
 
 class _CountsReply(msgspec.Struct, frozen=True, array_like=True):
@@ -37,11 +38,14 @@ class _CountsReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Batch(msgspec.Struct, frozen=True, array_like=True):
-    """(label, tokens, uses, stored bytes) of the records after the last batch, and the book right then."""
+    """The records after the last batch, and the book right then.
+
+    Of each record: label, tokens, uses, bytes in a buffer, bytes handed over.
+    """
 
     changes: int
     last: int
-    found: list[tuple[str, int, int, int]]
+    found: list[tuple[str, int, int, int, int]]
     book: Book
 
 
@@ -52,6 +56,7 @@ class _SnapshotReply(msgspec.Struct, frozen=True, array_like=True):
     labels: list[str]
     lost: list[str]
     discarded: int
+    ahead: list[int]
 
 
 class BookCalls(LedgerCalls):
@@ -88,11 +93,13 @@ class BookCalls(LedgerCalls):
             after, first = batch.last, batch.changes if first < 0 else first
             if batch.changes != first:
                 return None, scanned
-            for label, tokens, uses, size in batch.found:
+            for label, tokens, uses, size, partial in batch.found:
                 scanned["groups:" + label] += 1
                 scanned["tokens:" + label] += tokens
                 scanned["uses"] += uses
                 scanned["bytes"] += size
+                scanned["partial_bytes"] += partial
+                scanned["partials"] += partial > 0
             if len(batch.found) < limit:
                 return batch.book, scanned
 
@@ -108,6 +115,7 @@ class BookCalls(LedgerCalls):
             bitmaps=dict(zip(reply.labels, packed, strict=True)),
             lost=reply.lost,
             discarded=reply.discarded,
+            ahead=reply.ahead,
         )
         return msgspec.msgpack.encode(snapshot)
 
@@ -137,6 +145,7 @@ class BookCalls(LedgerCalls):
             list(book.bitmaps),
             book.lost,
             book.discarded,
+            book.ahead,
             blobs=blobs,
         )
         return reply.read()

@@ -86,13 +86,13 @@ class Connection:
         """Call a function of the library and decode its reply."""
         return (await self.call_with_blobs(kind, name, *args, blobs=blobs))[0]
 
-    async def call_numbered(self, kind: type[Reply], name: str, *args: Any) -> Reply:
-        """As `call`, with the number of this sending as a last argument.
+    async def call_numbered(self, kind: type[Reply], name: str, *args: Any) -> tuple[Reply, list[bytes]]:
+        """As `call_with_blobs`, with the number of this sending as a last argument.
 
         Numbers only grow. By them a function tells a sending that was given up, and arrives late, from the one
         whose reply is awaited.
         """
-        return self._decode(kind, await self._until_deadline(name, lambda: (*args, self._next_number())))[0]
+        return self._decode(kind, await self._until_deadline(name, lambda: (*args, self._next_number())))
 
     async def do(self, name: str, *args: Any, blobs: tuple[bytes, ...] = ()) -> None:
         """Call a function of the library that answers nothing."""

@@ -112,6 +112,7 @@ class Book(msgspec.Struct, frozen=True, array_like=True):
     waiting: int
     flying: int
     deadlines: int
+    partials: int
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +133,7 @@ def compare(book: Book, scanned: Mapping[str, int]) -> Audit:
     folded = dict(zip(book.folded[::2], map(int, book.folded[1::2]), strict=True))
     counted = Counter(scanned)
     counted.update(folded)
+    partials = counted.pop("partials", 0)
     names = {name for name in counters if ":" in name} | set(counted)
     problems = [
         f"{name}: counter {counters.get(name, 0)}, records {counted[name]}"
@@ -148,6 +150,7 @@ def compare(book: Book, scanned: Mapping[str, int]) -> Audit:
         ("retry queue", book.waiting, counted["groups:issued"]),
         ("flight index", book.flying, flying),
         ("deadlines", book.deadlines, flying),
+        ("side store", book.partials, partials),
     ]
     problems += [f"{name}: {size} tickets, records {want}" for name, size, want in indexes if size != want]
     tallies = {name: str(value) for name, value in counted.items()}

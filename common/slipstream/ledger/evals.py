@@ -32,7 +32,7 @@ class EvalCalls(LedgerCalls):
         """
         async with self._one_claim[owner]:
             incarnation, seen = self._incarnations.get(owner, ""), self._eval_grants.get(owner, 0)
-            grant = await self._book.call_numbered(
+            grant, _ = await self._book.call_numbered(
                 _Grant, "claim_eval", owner, incarnation, count, served_version, seen
             )
             self._eval_grants[owner] = grant.number

@@ -8,14 +8,19 @@
 -- (Returning what has expired is a transition of its own and may precede a refusal.)
 --
 -- Keys, all behind `slipstream:{RUN}:`, hence in one slot:
---   run         hash  terms, cursor (next), version, step, status
+--   run         hash  terms, tickets issued (next), version, step, status
 --   t:N         hash  record of ticket N, from its first admission until it is folded
 --   records     zset  numbers of the tickets that have a record
 --   counts      hash  groups:LABEL, tokens:LABEL; LABEL is a state, with its reason once dropped or failed
---                     uses (groups times the steps that trained on them), bytes (what lies in buffers), lost
+--                     uses (groups times the steps that trained on them), bytes (what lies in buffers), lost,
+--                     partial_bytes (what lies in `partials`)
 --   retry       zset  issued tickets that wait for another attempt, by the time they may start
 --   flight      zset  rolling and scored tickets, by the version they were admitted at
 --   deadlines   zset  rolling and scored tickets, by deadline
+--   ahead       set   tickets issued before a lower one; all below `cursor` - size of this set are issued
+--   lengths:P   str   one byte a prompt, for epochs of parity P: how long it ran in the epoch before, by the
+--                     place it has in this one
+--   partials    hash  unfinished groups by ticket, handed over by replicas that could not finish them
 --   step:S      set   tickets taken or trained in step S;  steps: zset of such S
 --   closed      list  dropped and failed tickets that are not folded yet, oldest first
 --   bits:LABEL  str   bitmap of the folded tickets of that outcome: one bit a ticket, however scattered
@@ -35,6 +40,9 @@ local KEEP_FOLDS = 64         -- folds listed one by one; a buffer that is furth
 local KEEP_RETIRED = 10000
 local EXPIRE_BATCH = 1000     -- bounds the time of one call
 local BACKOFF_MS = 1000
+local RESERVED_MS = 5000      -- time that a replica has to take what was handed over to it by name
+local RESERVED_SCAN = 256     -- such tickets looked past in one call
+local MOST_REMEMBERED = 16777216   -- prompts of the largest set whose lengths are remembered: two bytes a prompt
 
 local FIXED = {'run_id', 'dataset_fingerprint', 'prompts', 'seed'}
 local NUMERIC = {
@@ -43,7 +51,7 @@ local NUMERIC = {
   cap = true, max_attempts = true, end_ticket = true, ticket_deadline_ms = true, attempt_base = true,
   changes = true, folds = true, grant = true, eval_grant = true, ttl_ms = true, items = true,
   min_version = true, pinned = true, has_committed = true, uses = true, bytes = true, reuse = true,
-  max_bytes = true, groups_per_step = true, largest = true,
+  max_bytes = true, groups_per_step = true, largest = true, partial = true, window = true,
 }
 
 -- Of the call being served; the server serves one call at a time.
@@ -110,6 +118,7 @@ local function read(number)
   local record = hash('t:' .. number)
   if not record then return nil end
   record.number, record.uses, record.bytes = number, record.uses or 0, record.bytes or 0
+  record.partial, record.to = record.partial or 0, record.to or ''
   return record
 end
 
@@ -151,18 +160,25 @@ local function create(number, run)
   local record = {
     number = number, state = 'issued', attempt = run.attempt_base, tries = 0, owner = '', admitted = 0,
     deadline = 0, oldest = 0, newest = 0, tokens = 0, informative = 0, shard = '', step = 0, reason = '',
-    answered = '', uses = 0, bytes = 0,
+    answered = '', uses = 0, bytes = 0, partial = 0, to = '',
   }
   redis.call('ZADD', key('records'), number, number)
   count(record, 1)
   return record
 end
 
+-- The lowest ticket that is not issued.
+local function lowest(run) return run.next - redis.call('SCARD', key('ahead')) end
+
+local function was_issued(number)
+  return number < lowest(opened()) or redis.call('SISMEMBER', key('ahead'), number) == 1
+end
+
 -- The record of a ticket, if this attempt still holds it.
 local function held(number, attempt)
   local record = read(number)
   if not record then
-    if number >= opened().next then refuse('LEDGER', 'ticket ' .. number .. ' was never issued') end
+    if not was_issued(number) then refuse('LEDGER', 'ticket ' .. number .. ' was never issued') end
     refuse('FENCED', 'ticket ' .. number .. ' is closed for good')
   end
   if record.attempt ~= attempt then
@@ -171,8 +187,28 @@ local function held(number, attempt)
   return record
 end
 
+-- Fewer tokens than before: an attempt's report leaves some out, such as those of a sample that is refused.
 local function note_tokens(record, tokens)
-  redis.call('HINCRBY', key('counts'), 'tokens_in', tokens - record.tokens)
+  local more = tokens - record.tokens
+  if more > 0 then redis.call('HINCRBY', key('counts'), 'tokens_in', more) end
+  if more < 0 then redis.call('HINCRBY', key('counts'), 'tokens_discarded', -more) end
+end
+
+-- As `note_tokens`, for a record that keeps its state.
+local function set_tokens(record, tokens)
+  note_tokens(record, tokens)
+  count(record, -1)
+  record.tokens = tokens
+  count(record, 1)
+end
+
+-- The caller writes the record.
+local function forget_partial(record)
+  if record.partial == 0 then return end
+  local size = redis.call('HSTRLEN', key('partials'), record.number)
+  redis.call('HINCRBY', key('counts'), 'partial_bytes', -size)
+  redis.call('HDEL', key('partials'), record.number)
+  record.partial = 0
 end
 
 local function leave_flight(record)
@@ -211,20 +247,23 @@ end
 
 local function close(record, state, reason)
   leave_flight(record)
+  forget_partial(record)
   move(record, state, {reason = reason, owner = ''})
   if redis.call('RPUSH', key('closed'), record.number) > KEEP_CLOSED then
     fold(numbers('LPOP', key('closed'), FOLD_BATCH))
   end
 end
 
--- Back to the retry queue under a new attempt. `blamed`: the attempt counts against the ticket's limit.
-local function reissue(record, run, reason, wait_ms, blamed)
+-- Back to the retry queue under a new attempt. `blamed`: the attempt counts against the ticket's limit. What was
+-- handed over stays for the next attempt, unless an attempt failed that may have failed because of it.
+local function reissue(record, run, reason, wait_ms, blamed, to)
   if blamed and record.tries + 1 >= run.max_attempts then return close(record, 'failed', reason) end
   leave_flight(record)
-  redis.call('HINCRBY', key('counts'), 'tokens_discarded', record.tokens)
+  if blamed and reason ~= 'lease_lost' then forget_partial(record) end
+  redis.call('HINCRBY', key('counts'), 'tokens_discarded', record.tokens - record.partial)
   move(record, 'issued', {
-    attempt = record.attempt + 1, tries = record.tries + (blamed and 1 or 0), owner = '', tokens = 0,
-    oldest = 0, newest = 0, informative = 0, shard = '', bytes = 0,
+    attempt = record.attempt + 1, tries = record.tries + (blamed and 1 or 0), owner = '', tokens = record.partial,
+    oldest = 0, newest = 0, informative = 0, shard = '', bytes = 0, to = to or '',
   })
   redis.call('ZADD', key('retry'), now + wait_ms, record.number)
 end
@@ -393,12 +432,33 @@ end)
 
 ---------------------------------------------------------------------------------------------------- tickets
 
+-- Open groups on their way to a buffer, and those that lie in one.
 local function open_groups()
   local found = redis.call('HMGET', key('counts'), 'groups:issued', 'groups:rolling', 'groups:scored',
     'groups:buffered', 'groups:taken')
-  local total = 0
-  for i = 1, 5 do total = total + (tonumber(found[i]) or 0) end
-  return total
+  for i = 1, 5 do found[i] = tonumber(found[i]) or 0 end
+  return found[1] + found[2] + found[3], found[4] + found[5]
+end
+
+-- Versions that a learner's restart took out of the line of descent, as {first, last}.
+local function lost_versions()
+  local lost = redis.call('LRANGE', key('lost'), 0, -1)
+  for i, range in ipairs(lost) do
+    local first, last = string.match(range, '^(%d+)-(%d+)$')
+    lost[i] = {tonumber(first), tonumber(last)}
+  end
+  return lost
+end
+
+-- Updates between the weights of two versions, low <= high; the twin of slipstream.staleness.age.
+local function updates(low, high, lost)
+  for i = #lost, 1, -1 do
+    local kept, republished = lost[i][1] - 1, lost[i][2] + 1
+    if low < republished and republished <= high then
+      return high - republished + updates(math.min(low, kept), math.max(low, kept), lost)
+    end
+  end
+  return high - low
 end
 
 -- Groups that may still start within the bound on stored bytes, taking those on their way for as large as the
@@ -413,7 +473,20 @@ local function room_in_bytes(run, open)
   return math.max(least, math.floor((most - stored) / largest) - coming)
 end
 
-local function ticket_reply(record) return {record.number, record.attempt, record.admitted, record.deadline} end
+-- Groups that may start at this lag without a group passing the bound while it waits for its step: with those
+-- open before it, it must find a place in one of the next (bound + 1 - lag) batches. What over-sampling adds is
+-- for groups on their way, of which some will be lost; one that is stored is there. At lag 0 a whole batch may
+-- always be open.
+local function room_by_age(run, lag, flying, stored)
+  local places = (run.max_staleness + 1 - lag) * run.groups_per_step / (run.reuse or 1)
+  local wide = run.oversampling * (places - stored)
+  local room = ((run.reuse or 1) == 1 and math.ceil(wide - 1e-6) or math.floor(wide + 1e-6)) - flying
+  return lag == 0 and math.max(room, run.groups_per_step - stored - flying) or room
+end
+
+local function ticket_reply(record)
+  return {record.number, record.attempt, record.admitted, record.deadline, record.partial}
+end
 
 -- A reply that got lost (the caller was cancelled, the connection broke) is given again.
 local function regrant(id, given)
@@ -423,47 +496,153 @@ local function regrant(id, given)
   end
 end
 
+-- A group that goes on from what was handed over is as old as that. Under a policy by which no group may pass
+-- the bound, it begins anew once it has.
+local function age_with_partial(record, served, run)
+  if record.partial == 0 then return served end
+  local lost = lost_versions()
+  local age = updates(record.admitted, run.version, lost)
+  if age > run.max_staleness and (run.policy == 'drop' or run.policy == 'wait') then
+    forget_partial(record)
+    set_tokens(record, 0)
+    return served
+  end
+  return age > updates(served, run.version, lost) and record.admitted or served
+end
+
 local function start_rolling(record, id, served, run)
+  served = age_with_partial(record, served, run)
   redis.call('ZREM', key('retry'), record.number)
   redis.call('ZADD', key('flight'), served, record.number)
   redis.call('ZADD', key('deadlines'), now + run.ticket_deadline_ms, record.number)
   redis.call('SADD', key('owned:' .. id), record.number)
   redis.call('RPUSH', key('granted:' .. id), record.number)
-  move(record, 'rolling', {owner = id, admitted = served, deadline = now + run.ticket_deadline_ms})
+  move(record, 'rolling', {owner = id, admitted = served, deadline = now + run.ticket_deadline_ms, to = ''})
   return ticket_reply(record)
 end
 
--- A lagging replica starts nothing that would be too old already; one ahead of the ledger serves a version
--- that this run has not made.
-local function may_start(run, served)
-  return run.status == 'running' and served <= run.version and run.version - served <= run.max_staleness
+local function is_free_for(number, id, since)
+  local to = redis.call('HGET', key('t:' .. number), 'to') or ''
+  if to == '' or to == id then return to end
+  local alive = tonumber(redis.call('ZSCORE', key('alive'), to) or 0)
+  return (now >= since + RESERVED_MS or alive <= now) and ''
+end
+
+-- Issued tickets that the member may start now. `named` gives only those that were handed over to it by name.
+local function waiting_for(id, wanted, named)
+  local found = {}
+  if wanted <= 0 then return found end
+  local flat = redis.call('ZRANGEBYSCORE', key('retry'), '-inf', now, 'WITHSCORES', 'LIMIT', 0, wanted + RESERVED_SCAN)
+  for i = 1, #flat, 2 do
+    local to = is_free_for(flat[i], id, tonumber(flat[i + 1]))
+    if to and (to == id or not named) then found[#found + 1] = tonumber(flat[i]) end
+    if #found == wanted then break end
+  end
+  return found
+end
+
+-- Note how long prompts ran, for the places that they have in the next epoch; only that and this one are kept.
+local function remember(run, lengths)
+  if run.window <= 1 or run.prompts > MOST_REMEMBERED then return end
+  local epoch = math.floor(lowest(run) / run.prompts)
+  for i = 1, #lengths, 2 do
+    local of = math.floor(lengths[i] / run.prompts)
+    if of == epoch or of == epoch + 1 then
+      redis.call('SETRANGE', key('lengths:' .. of % 2), lengths[i] % run.prompts, string.char(lengths[i + 1]))
+    end
+  end
+end
+
+-- Unissued tickets of the window, those whose prompt ran longest first. The window lies in one epoch.
+local function candidates(run, low)
+  local epoch = math.floor(low / run.prompts)
+  local first, top = epoch * run.prompts, math.min(low + math.max(1, run.window), (epoch + 1) * run.prompts)
+  if run.end_ticket >= 0 then top = math.min(top, run.end_ticket) end
+  if top <= low then return {} end
+  local lengths = redis.call('GETRANGE', key('lengths:' .. epoch % 2), low - first, top - first - 1)
+  local ahead, found = {}, {}
+  for _, number in ipairs(numbers('SMEMBERS', key('ahead'))) do ahead[number] = true end
+  for number = low, top - 1 do
+    if not ahead[number] then found[#found + 1] = {number, string.byte(lengths, number - low + 1) or 0} end
+  end
+  table.sort(found, function(a, b) return a[2] > b[2] or a[2] == b[2] and a[1] < b[1] end)
+  return found
+end
+
+-- What ran in the last epoch but one says nothing of the next.
+local function pass(run, low)
+  if run.window > 1 and low % run.prompts == 0 then
+    redis.call('DEL', key('lengths:' .. (math.floor(low / run.prompts) + 1) % 2))
+  end
+end
+
+-- Issue up to `room` tickets. Each is issued once, whatever the order: `ahead` holds what was taken before its
+-- turn, and the window begins at the lowest one that was not, so none waits for ever.
+local function issue(run, room)
+  local issued = {}
+  local low = lowest(run)
+  if run.window <= 1 and run.next == low then
+    if run.end_ticket >= 0 then room = math.min(room, run.end_ticket - low) end
+    for number = low, low + room - 1 do issued[#issued + 1] = number end
+  else
+    while #issued < room do
+      local found = candidates(run, low)
+      if #found == 0 then break end
+      for i = 1, math.min(room - #issued, #found) do
+        issued[#issued + 1] = found[i][1]
+        redis.call('SADD', key('ahead'), found[i][1])
+      end
+      while redis.call('SREM', key('ahead'), low) == 1 do
+        low = low + 1
+        pass(run, low)
+      end
+    end
+  end
+  if #issued > 0 then redis.call('HINCRBY', key('run'), 'next', #issued) end
+  return issued
+end
+
+-- The lag of a replica that may start work, else nothing: one that is over the bound starts nothing that would
+-- be too old already, and one ahead of the ledger serves a version that this run has not made.
+local function lag_of(run, served)
+  if run.status ~= 'running' or served > run.version then return nil end
+  local lag = updates(served, run.version, lost_versions())
+  return lag <= run.max_staleness and lag or nil
 end
 
 -- `sending` numbers what the client sends; `acknowledged` is the newest sending whose grant it has received.
-define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged, sending)
+-- `named`: only what was handed over to this member by name. `lengths`: tickets and how long their prompts ran.
+define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged, named, lengths, sending)
   local run = opened()
+  run.window, run.oversampling, run.prompts = run.window or 0, tonumber(run.oversampling), tonumber(run.prompts)
   expire()
   local member = live_member(id, incarnation)
   serve(id, member, served)
+  remember(run, lengths)
   local given = {}
   if sending <= member.grant then return {member.grant, given} end   -- given up by the client, nobody listens
   if acknowledged ~= member.grant then regrant(id, given) end
   redis.call('DEL', key('granted:' .. id))
   for _, ticket in ipairs(given) do redis.call('RPUSH', key('granted:' .. id), ticket[1]) end
-  if may_start(run, served) then
-    local again = numbers('ZRANGEBYSCORE', key('retry'), '-inf', now, 'LIMIT', 0, math.max(0, wanted - #given))
+  local lag = lag_of(run, served)
+  if lag then
+    local flying, stored = open_groups()
+    local open, by_age = flying + stored, room_by_age(run, lag, flying, stored)
+    -- What waits for another attempt is open already: while all that is open fits at this lag, it may start.
+    local again = (lag == 0 or by_age >= 0) and waiting_for(id, wanted - #given, named) or {}
     for _, number in ipairs(again) do given[#given + 1] = start_rolling(read(number), id, served, run) end
-    local open = open_groups()
-    local room = math.min(wanted - #given, run.cap - open, room_in_bytes(run, open))
-    if run.end_ticket >= 0 then room = math.min(room, run.end_ticket - run.next) end
-    for number = run.next, run.next + room - 1 do
+    local room = named and 0 or math.min(wanted - #given, run.cap - open, by_age, room_in_bytes(run, open))
+    for _, number in ipairs(issue(run, room)) do
       given[#given + 1] = start_rolling(create(number, run), id, served, run)
     end
-    if room > 0 then redis.call('HINCRBY', key('run'), 'next', room) end
   end
   if #given == 0 then return {member.grant, given} end   -- an idle poll writes nothing
   redis.call('HSET', key('m:' .. id), 'grant', sending)
-  return {sending, given}
+  local partials = {}
+  for _, ticket in ipairs(given) do
+    if ticket[5] > 0 then partials[#partials + 1] = redis.call('HGET', key('partials'), ticket[1]) end
+  end
+  return {sending, given}, partials
 end)
 
 local FLIES = {rolling = true, scored = true}
@@ -499,6 +678,7 @@ define('buffered', WRITES, function(number, attempt, shard, oldest, newest, toke
       number, oldest, newest, version))
   end
   leave_flight(record)
+  forget_partial(record)
   note_tokens(record, tokens)
   move(record, 'buffered', {
     shard = shard, oldest = oldest, newest = newest, tokens = tokens, informative = informative, owner = '',
@@ -530,17 +710,41 @@ define('drop', WRITES, function(number, attempt, reason, tokens)
   local record = held(number, attempt)
   if record.state == 'dropped' and record.reason == reason then return end
   if not OPEN_AND_FREE[record.state] then refuse_gone(record) end
-  if tokens >= 0 then note_tokens(record, tokens); count(record, -1); record.tokens = tokens; count(record, 1) end
+  if tokens >= 0 then set_tokens(record, tokens) end
   close(record, 'dropped', reason)
+end)
+
+-- The attempt cannot be finished here: what it has sampled goes to the next one, if it fits into `limit` bytes
+-- with what other tickets have left. `to` names the member that shall have it ('': any).
+define('hand_over', GROWS, function(number, attempt, tokens, limit, to, blob)
+  local asked = attempt .. '|/over|'
+  local record = read(number)
+  if record and string.sub(record.answered, 1, #asked) == asked then   -- repeated: the same answer again
+    return string.sub(record.answered, #asked + 1) == '1'
+  end
+  record = held(number, attempt)
+  if not FLIES[record.state] then refuse_gone(record) end
+  local before = redis.call('HSTRLEN', key('partials'), number)
+  local all = tonumber(redis.call('HGET', key('counts'), 'partial_bytes') or 0) - before + #blob
+  local fits = tokens > 0 and all <= limit
+  set_tokens(record, tokens)
+  if fits then
+    redis.call('HSET', key('partials'), number, blob)
+    redis.call('HINCRBY', key('counts'), 'partial_bytes', #blob - before)
+    record.partial = tokens
+  end
+  record.answered = asked .. (fits and '1' or '0')
+  reissue(record, opened(), 'handed_over', 0, false, to)
+  return fits
 end)
 
 -- Open groups that are not stored yet and would be over the bound at `version`.
 define('outstanding_over', READS, function(version, exclude)
-  local below = '(' .. (version - opened().max_staleness)
-  local over = redis.call('ZCOUNT', key('flight'), '-inf', below)
-  for _, number in ipairs(exclude) do
-    local admitted = tonumber(redis.call('ZSCORE', key('flight'), number) or nil)
-    if admitted and version - admitted > opened().max_staleness then over = over - 1 end
+  local bound, lost, over, spared = opened().max_staleness, lost_versions(), 0, {}
+  for _, number in ipairs(exclude) do spared[number] = true end
+  local flat = numbers('ZRANGE', key('flight'), 0, -1, 'WITHSCORES')
+  for i = 1, #flat, 2 do
+    if not spared[flat[i]] and updates(flat[i + 1], version, lost) > bound then over = over + 1 end
   end
   return over
 end)
@@ -904,7 +1108,7 @@ end)
 define('end_of_data', READS, function()
   local run = opened()
   local waiting = redis.call('ZCARD', key('retry')) + redis.call('ZCARD', key('flight'))
-  return run.end_ticket >= 0 and run.next >= run.end_ticket and waiting == 0
+  return run.end_ticket >= 0 and lowest(run) >= run.end_ticket and waiting == 0
 end)
 
 local function book(run)
@@ -913,6 +1117,7 @@ local function book(run)
   return {
     run.next, redis.call('HGETALL', key('counts')), redis.call('HGETALL', key('folded')), bits,
     redis.call('ZCARD', key('retry')), redis.call('ZCARD', key('flight')), redis.call('ZCARD', key('deadlines')),
+    redis.call('HLEN', key('partials')),
   }
 end
 
@@ -923,7 +1128,10 @@ define('scan', READS, function(after, limit)
   local found = {}
   for i, number in ipairs(batch) do
     local record = read(number)
-    found[i] = {label_of(record), record.tokens, record.uses, LIES[record.state] and record.bytes or 0}
+    found[i] = {
+      label_of(record), record.tokens, record.uses, LIES[record.state] and record.bytes or 0,
+      record.partial > 0 and redis.call('HSTRLEN', key('partials'), record.number) or 0,
+    }
   end
   return {run.changes, batch[#batch] or after, found, book(run)}
 end)
@@ -942,7 +1150,7 @@ define('snapshot', READS, function()
   local discarded = tonumber(redis.call('HGET', key('counts'), 'tokens_discarded') or 0)
   return {
     redis.call('HGETALL', key('run')), records, redis.call('HGETALL', key('folded')), labels,
-    redis.call('LRANGE', key('lost'), 0, -1), discarded,
+    redis.call('LRANGE', key('lost'), 0, -1), discarded, sorted_members('ahead'),
   }, bitmaps
 end)
 
@@ -954,7 +1162,7 @@ local function wipe()
     redis.call('DEL', key('owned:' .. id), key('granted:' .. id))
   end
   for _, name in ipairs({'run', 'counts', 'folded', 'folds', 'records', 'retry', 'flight', 'deadlines', 'steps',
-    'closed', 'lost', 'manifest'}) do redis.call('DEL', key(name)) end
+    'closed', 'lost', 'manifest', 'partials', 'ahead', 'lengths:0', 'lengths:1'}) do redis.call('DEL', key(name)) end
 end
 
 -- What was on its way when the snapshot was made is issued again; what was stored is still in its buffer.
@@ -962,7 +1170,7 @@ local function restore_record(record, run)
   redis.call('ZADD', key('records'), record.number, record.number)
   if FLIES[record.state] or record.state == 'issued' then
     record.state, record.owner, record.tokens, record.attempt = 'issued', '', 0, run.attempt_base
-    record.bytes = 0
+    record.bytes, record.partial, record.to = 0, 0, ''
     redis.call('ZADD', key('retry'), now, record.number)
   elseif record.state == 'taken' then
     record.state, record.step = 'buffered', 0
@@ -978,7 +1186,7 @@ local function restore_record(record, run)
   redis.call('HINCRBY', key('counts'), 'uses', record.uses)
 end
 
-define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ...)
+define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ahead, ...)
   local run = hash('run')
   if run and run.restored == digest then return run_reply() end   -- repeated
   local version = tonumber(fields.version)
@@ -1005,5 +1213,6 @@ define('restore', GROWS, function(digest, fields, records, folded, labels, lost,
   redis.call('HINCRBY', key('counts'), 'tokens_in', discarded)
   redis.call('HINCRBY', key('counts'), 'tokens_discarded', discarded)
   for _, range in ipairs(lost) do redis.call('RPUSH', key('lost'), range) end
+  for _, number in ipairs(ahead) do redis.call('SADD', key('ahead'), number) end
   return run_reply()
 end)

@@ -42,7 +42,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     `end_ticket` is the number of tickets of a finite run (None: no end); `ticket_deadline_s` is the time one
     attempt has until its group is scored, and again until it is stored. A group is trained on in `reuse` steps.
-    `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less.
+    `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less. Tickets are
+    issued in order, or among the next `window` those first whose prompt ran longest in the epoch before.
     """
 
     run_id: str
@@ -59,6 +60,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     reuse: int = 1
     max_groups: int = 0
     max_bytes: int = 0
+    window: int = 0
 
     def __post_init__(self) -> None:
         for name, value, least in [
@@ -72,6 +74,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             ("reuse", self.reuse, 1),
             ("max_groups", self.max_groups or self.groups_per_step, self.groups_per_step),
             ("max_bytes", self.max_bytes, 0),
+            ("window", self.window, 0),
         ]:
             if value < least:
                 raise UserError(f"{name} is {value}", f"it must be at least {least}")
@@ -92,7 +95,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands. `next` is the number of tickets issued so far, and the next ticket's number.
+    """Where a run stands. `next` is the number of tickets issued so far; issued in order, the next one's number.
 
     `lost_versions` are inclusive ranges of versions that a learner's restart took out of the line of descent;
     `changed` are the terms that a resume changed, one line each; `failures_in_row` counts failed attempts since
@@ -160,12 +163,16 @@ class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):
-    """Leave to roll out one prompt; `deadline` is in seconds since the epoch by the server's clock."""
+    """Leave to roll out one prompt; `deadline` is in seconds since the epoch by the server's clock.
+
+    `partial` is what an earlier attempt handed over; the version is then that of its oldest token, or older.
+    """
 
     number: int
     attempt: int
     admitted_version: int
     deadline: float
+    partial: bytes = b""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -11,10 +12,18 @@ from slipstream.ledger.records import Failure, State, Ticket, check_reason
 
 
 class _Grant(msgspec.Struct, frozen=True, array_like=True):
-    """Number of the newest grant, and (number, attempt, admitted version, deadline in ms) of each ticket."""
+    """Number of the newest grant; of each ticket number, attempt, admitted version, deadline in ms, tokens so far."""
 
     number: int
-    tickets: list[tuple[int, int, int, int]]
+    tickets: list[tuple[int, int, int, int, int]]
+
+    def read(self, partials: list[bytes]) -> list[Ticket]:
+        """The tickets, each with what was handed over of it."""
+        parts = iter(partials)
+        return [
+            Ticket(number, attempt, version, ms / 1000, next(parts) if tokens else b"")
+            for number, attempt, version, ms, tokens in self.tickets
+        ]
 
 
 class _FailReply(msgspec.Struct, frozen=True, array_like=True):
@@ -28,23 +37,61 @@ class TicketCalls(LedgerCalls):
     that the ticket is closed; discard the group.
     """
 
-    async def admit(self, owner: str, count: int, served_version: int) -> list[Ticket]:
+    async def admit(
+        self,
+        owner: str,
+        count: int,
+        served_version: int,
+        *,
+        named: bool = False,
+        lengths: Sequence[tuple[int, int]] = (),
+    ) -> list[Ticket]:
         """Up to `count` tickets to roll out, those to be tried again first.
 
-        None while the run is paused or finished, while the cap of open groups is reached, or when
-        `served_version` is older than the learner's by more than the bound. After a call whose reply was lost
-        the same tickets come again, and then there may be more than `count`.
+        None while the run is paused or finished, while as many groups are open as fit into the bound at the lag of
+        `served_version`, or when that is older than the learner's by more than the bound. After a call whose
+        reply was lost the same tickets come again, and then there may be more than `count`.
+
+        Args:
+            owner: The member's id.
+            count: Most tickets wanted.
+            served_version: What it would sample with.
+            named: Whether it wants only what was handed over to it by name.
+            lengths: (ticket, longest completion in tokens) of prompts that ran, by the ticket that the same prompt
+                has in the next epoch. Advice for the order; what gets lost of it is no harm.
 
         Raises:
             RunNotOpen, MemberExpired, LedgerFull: As they say.
         """
         async with self._one_claim[owner]:
             incarnation, seen = self._incarnations.get(owner, ""), self._grants.get(owner, 0)
-            grant = await self._book.call_numbered(
-                _Grant, "admit", owner, incarnation, count, served_version, seen
+            codes = [value for ticket, tokens in lengths for value in (ticket, length_code(tokens))]
+            grant, partials = await self._book.call_numbered(
+                _Grant, "admit", owner, incarnation, count, served_version, seen, named, codes
             )
             self._grants[owner] = grant.number
-        return [Ticket(number, attempt, version, ms / 1000) for number, attempt, version, ms in grant.tickets]
+        return grant.read(partials)
+
+    async def hand_over(
+        self, ticket: int, attempt: int, tokens: int, partial: bytes, limit: int, to: str = ""
+    ) -> bool:
+        """Give an unfinished group back with what was sampled of it, for the next attempt to go on with.
+
+        The attempt does not count against the ticket. The partial stays until the group is stored or closed, or an
+        attempt that went on from it fails.
+
+        Args:
+            ticket: Number.
+            attempt: The attempt that held it.
+            tokens: Completion tokens in the partial.
+            partial: What the next attempt gets, as it is.
+            limit: Bytes that all partials of the run may take up together.
+            to: Member that shall have it; others get it when that one is gone or does not take it.
+
+        Returns:
+            Whether it was kept; if not, the group is sampled anew.
+        """
+        return await self._book.call(bool, "hand_over", ticket, attempt, tokens, limit, to, blobs=(partial,))
 
     async def scored(self, ticket: int, attempt: int, tokens: int = 0) -> None:
         """The group has its rewards (rolling → scored); its deadline begins anew."""
@@ -102,3 +149,8 @@ class TicketCalls(LedgerCalls):
     async def outstanding_over(self, version: int, exclude: Iterable[int] = ()) -> int:
         """Groups on their way (not stored yet) over the bound once the learner is at `version`."""
         return await self._book.call(int, "outstanding_over", version, list(exclude))
+
+
+def length_code(tokens: int) -> int:
+    """A length as a byte, to 9 %: 1 for none, 255 at most; 0 is left for what is not known."""
+    return min(255, 1 + round(8 * math.log2(1 + tokens)))

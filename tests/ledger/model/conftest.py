@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from slipstream.errors import FencedError, LedgerError, StalenessError
 from slipstream.ledger.books import Snapshot
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Failure, MemberExpired, RunTerms, Ticket
+from slipstream.ledger.tickets import length_code
+from slipstream.staleness import age
 
 OPEN = ("issued", "rolling", "scored", "buffered", "taken")
 _examples = itertools.count()
@@ -33,11 +36,16 @@ class Record:
     stamps: tuple[int, int, int] = (0, 0, 0)
     step: int = 0
     reason: str = ""
-    answers: dict[tuple[int, str, bool], Failure] = field(default_factory=dict)
+    answers: dict[tuple[int, str, bool], Any] = field(default_factory=dict)
+    partial: tuple[int, bytes] = (0, b"")
+    to: str = ""
 
 
 class Model:
-    """A run with its members; every method raises what the ledger should refuse with."""
+    """A run with its members; every method raises what the ledger should refuse with.
+
+    `wide`: over-sampled, out of order within a window, and no group may pass the bound.
+    """
 
     TTL: ClassVar = 10
     DEADLINE: ClassVar = 25
@@ -45,24 +53,43 @@ class Model:
     BATCH: ClassVar = 2
     END: ClassVar = 40
     ATTEMPTS: ClassVar = 3
+    PROMPTS: ClassVar = 7
+    LIMIT: ClassVar = 12
+    RESERVED: ClassVar = 5
 
-    def __init__(self) -> None:
+    def __init__(self, wide: bool = False) -> None:
         self.now = 1000.0
+        self.wide, self.factor, self.window = wide, 1.5 if wide else 1.0, 3 if wide else 0
         self.version = self.step = self.durable = self.attempt_base = 0
-        self.records: list[Record] = []
+        self.lost: list[tuple[int, int]] = []
+        self.records: dict[int, Record] = {}
+        self.lengths: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self.members: dict[str, float] = {}
         self.granted: dict[str, list[int]] = {}
 
-    def reissue(self, record: Record, reason: str, wait: float = 0, blamed: bool = True) -> None:
+    @property
+    def low(self) -> int:
+        """The lowest ticket that is not issued."""
+        return next(number for number in itertools.count() if number not in self.records)
+
+    def age(self, version: int) -> int:
+        return age(self.version, version, self.lost)
+
+    def close(self, record: Record, state: str, reason: str) -> None:
+        record.state, record.reason, record.owner, record.partial = state, reason, "", (0, b"")
+
+    def reissue(self, record: Record, reason: str, wait: float = 0, blamed: bool = True, to: str = "") -> None:
         if blamed and record.tries + 1 >= self.ATTEMPTS:
-            record.state, record.reason, record.owner = "failed", reason, ""
+            self.close(record, "failed", reason)
             return
-        record.state, record.owner, record.stamps = "issued", "", (0, 0, 0)
+        if blamed and reason != "lease_lost":
+            record.partial = (0, b"")
+        record.state, record.owner, record.stamps, record.to = "issued", "", (0, 0, record.partial[0]), to
         record.attempt, record.tries = record.attempt + 1, record.tries + blamed
         record.retry_at = self.now + wait
 
     def dismiss(self, owner: str, blamed: bool) -> None:
-        for record in self.records:
+        for record in self.records.values():
             if record.owner == owner:
                 self.reissue(record, "lease_lost", blamed=blamed)
         self.members.pop(owner, None)
@@ -71,49 +98,127 @@ class Model:
     def expire(self) -> None:
         for owner in [owner for owner, end in self.members.items() if end <= self.now]:
             self.dismiss(owner, True)
-        for record in self.records:
+        for record in self.records.values():
             if record.state in ("rolling", "scored") and record.deadline <= self.now:
                 self.reissue(record, "deadline")
 
     def held(self, number: int, attempt: int) -> Record:
-        if number >= len(self.records):
+        if number not in self.records:
             raise LedgerError
         record = self.records[number]
         if record.attempt != attempt or (record.state == "trained" and record.step <= self.durable):
             raise FencedError
         return record
 
-    def admit(self, owner: str, count: int, served: int, lost: bool) -> list[Ticket]:
+    def admit(
+        self, owner: str, count: int, served: int, lost: bool, named: bool, lengths: list[tuple[int, int]]
+    ) -> list[Ticket]:
         self.expire()
         if owner not in self.members:
             raise MemberExpired
+        self.remember(lengths)
         given = []
         if lost:
             given = [n for n in self.granted.get(owner, []) if self.records[n].state == "rolling"]
             given = [n for n in given if self.records[n].owner == owner]
-        if self.version - self.ETA <= served <= self.version:
-            waiting = [n for n, r in enumerate(self.records) if r.state == "issued" and r.retry_at <= self.now]
-            waiting.sort(key=lambda n: (self.records[n].retry_at, str(n)))
-            started = waiting[: max(0, count - len(given))]
-            occupied = sum(record.state in OPEN for record in self.records)
-            room = min(
-                count - len(given) - len(started),
-                (self.ETA + 1) * self.BATCH - occupied,
-                self.END - len(self.records),
-            )
-            for _ in range(room):
-                started.append(len(self.records))
-                self.records.append(Record(attempt=self.attempt_base))
+        if served <= self.version and self.age(served) <= self.ETA:
+            started, left = [], max(0, count - len(given))
+            flying, stored = self.open_groups()
+            room = self.room(self.age(served), flying, stored)
+            if self.age(served) == 0 or room >= 0:
+                started = [number for number in self.waiting(owner) if self.named(number, owner, named)][:left]
             for number in started:
-                record = self.records[number]
-                record.state, record.owner, record.admitted = "rolling", owner, served
-                record.deadline = self.now + self.DEADLINE
+                self.start(self.records[number], owner, served)
+            room = min(left - len(started), self.cap - flying - stored, room)
+            for number in [] if named else self.issue(room):
+                self.records[number] = Record(attempt=self.attempt_base)
+                self.start(self.records[number], owner, served)
+                started.append(number)
             given += started
         self.granted[owner] = given
-        return [
-            Ticket(n, self.records[n].attempt, self.records[n].admitted, self.records[n].deadline)
-            for n in given
-        ]
+        found = [(number, self.records[number]) for number in given]
+        return [Ticket(n, r.attempt, r.admitted, r.deadline, r.partial[1]) for n, r in found]
+
+    def remember(self, lengths: list[tuple[int, int]]) -> None:
+        now = self.low // self.PROMPTS
+        for ticket, tokens in lengths if self.window else ():
+            epoch, place = divmod(ticket, self.PROMPTS)
+            if epoch in (now, now + 1):
+                self.lengths[epoch % 2][place] = length_code(tokens)
+
+    @property
+    def cap(self) -> int:
+        return math.ceil((self.ETA + 1) * self.BATCH * self.factor)
+
+    def open_groups(self) -> tuple[int, int]:
+        states = [record.state for record in self.records.values() if record.state in OPEN]
+        stored = sum(state in ("buffered", "taken") for state in states)
+        return len(states) - stored, stored
+
+    def room(self, lag: int, flying: int, stored: int) -> int:
+        room = math.ceil(self.factor * ((self.ETA + 1 - lag) * self.BATCH - stored)) - flying
+        return max(room, self.BATCH - flying - stored) if lag == 0 else room
+
+    def waiting(self, owner: str) -> list[int]:
+        found = [n for n, r in self.records.items() if r.state == "issued" and r.retry_at <= self.now]
+        free = [n for n in found if self.is_free_for(self.records[n], owner)]
+        return sorted(free, key=lambda n: (self.records[n].retry_at, str(n)))
+
+    def is_free_for(self, record: Record, owner: str) -> bool:
+        late = self.now >= record.retry_at + self.RESERVED
+        return record.to in ("", owner) or late or record.to not in self.members
+
+    def named(self, number: int, owner: str, named: bool) -> bool:
+        return self.records[number].to == owner or not named
+
+    def start(self, record: Record, owner: str, served: int) -> None:
+        if record.partial[0] and self.wide and self.age(record.admitted) > self.ETA:
+            record.partial, record.stamps = (0, b""), (0, 0, 0)
+        older = record.partial[0] and self.age(record.admitted) > self.age(served)
+        record.admitted = record.admitted if older else served
+        record.state, record.owner, record.to = "rolling", owner, ""
+        record.deadline = self.now + self.DEADLINE
+
+    def issue(self, room: int) -> list[int]:
+        issued: list[int] = []
+        while len(issued) < room:
+            low = next(number for number in itertools.count() if number not in {*self.records, *issued})
+            epoch = low // self.PROMPTS
+            top = min(low + max(1, self.window), (epoch + 1) * self.PROMPTS, self.END)
+            known = self.lengths[epoch % 2]
+            found = [number for number in range(low, top) if number not in {*self.records, *issued}]
+            if not found:
+                break
+            found.sort(key=lambda number: (-known.get(number % self.PROMPTS, 0), number))
+            issued += found[: room - len(issued)]
+            after = next(number for number in itertools.count() if number not in {*self.records, *issued})
+            if after // self.PROMPTS > epoch:
+                self.lengths[(after // self.PROMPTS + 1) % 2].clear()
+        return issued
+
+    def hand_over(self, number: int, attempt: int, tokens: int, to: str, blob: bytes) -> bool:
+        asked = (attempt, "/over", True)
+        if number in self.records and not self.folded(number) and asked in self.records[number].answers:
+            return bool(self.records[number].answers[asked])
+        record = self.held(number, attempt)
+        if record.state not in ("rolling", "scored"):
+            raise FencedError
+        others = sum(len(each.partial[1]) for each in self.records.values() if each is not record)
+        fits = tokens > 0 and others + len(blob) <= self.LIMIT
+        if fits:
+            record.partial = (tokens, blob)
+        record.answers = {asked: fits}
+        self.reissue(record, "handed_over", blamed=False, to=to)
+        return fits
+
+    def folded(self, number: int) -> bool:
+        record = self.records[number]
+        return record.state == "trained" and record.step <= self.durable
+
+    def outstanding_over(self, ahead: int) -> int:
+        flying = [record for record in self.records.values() if record.state in ("rolling", "scored")]
+        over = [age(self.version + ahead, record.admitted, self.lost) > self.ETA for record in flying]
+        return sum(over)
 
     def scored(self, number: int, attempt: int, tokens: int) -> None:
         record = self.held(number, attempt)
@@ -133,15 +238,13 @@ class Model:
         elif stamps[1] > self.version:
             raise StalenessError
         else:
-            record.state, record.stamps, record.owner = "buffered", stamps, ""
+            record.state, record.stamps, record.owner, record.partial = "buffered", stamps, "", (0, b"")
 
     def fail(self, number: int, attempt: int, reason: str, retry: bool) -> Failure:
         asked = (attempt, reason, retry)
-        if number < len(self.records):
-            record = self.records[number]
-            folded = record.state == "trained" and record.step <= self.durable
-            if not folded and asked in record.answers:
-                return record.answers[asked]
+        if number in self.records and not self.folded(number) and asked in self.records[number].answers:
+            found: Failure = self.records[number].answers[asked]
+            return found
         record = self.held(number, attempt)
         if record.state not in ("rolling", "scored", "buffered"):
             raise FencedError
@@ -149,10 +252,11 @@ class Model:
         if retry:
             self.reissue(record, reason, wait)
         else:
-            record.state, record.reason, record.owner = "failed", reason, ""
+            self.close(record, "failed", reason)
         at = record.retry_at if record.state == "issued" else 0
-        record.answers = {asked: Failure(record.state, record.attempt, at)}  # type: ignore[arg-type]
-        return record.answers[asked]
+        answer = Failure(record.state, record.attempt, at)  # type: ignore[arg-type]
+        record.answers = {asked: answer}
+        return answer
 
     def drop(self, number: int, attempt: int, reason: str) -> None:
         record = self.held(number, attempt)
@@ -160,27 +264,27 @@ class Model:
             return
         if record.state not in ("rolling", "scored", "buffered"):
             raise FencedError
-        record.state, record.reason, record.owner = "dropped", reason, ""
+        self.close(record, "dropped", reason)
 
     def take(self, tickets: list[tuple[int, int]]) -> list[tuple[int, int]]:
         self.expire()
         for number, attempt in tickets:
-            if number < len(self.records):
+            if number in self.records:
                 record = self.records[number]
                 if record.attempt == attempt and record.state == "buffered":
                     record.state, record.step = "taken", self.step + 1
-        known = [(n, a) for n, a in tickets if n < len(self.records)]
+        known = [(n, a) for n, a in tickets if n in self.records]
         return [(n, a) for n, a in known if self.records[n].attempt == a and self.records[n].state == "taken"]
 
     def back(self, after: int) -> None:
-        for record in self.records:
+        for record in self.records.values():
             if record.step > after:
                 record.state, record.step = "buffered", 0
 
     def commit(self, version: int, named: list[int] | None = None) -> None:
         if version not in (self.version, self.version + 1):
             raise LedgerError
-        taken = [record for record in self.records if record.state == "taken"]
+        taken = [record for record in self.records.values() if record.state == "taken"]
         if not taken and not named:
             raise LedgerError
         trained = taken if named is None else [self.records[number] for number in named]
@@ -192,10 +296,11 @@ class Model:
 
     def restore(self) -> None:
         self.attempt_base = max(self.attempt_base + 1, int(self.now))
-        self.members, self.granted = {}, {}
-        for record in self.records:
+        self.members, self.granted, self.lengths = {}, {}, ({}, {})
+        for record in self.records.values():
             if record.state in ("issued", "rolling", "scored"):
                 record.state, record.owner, record.stamps = "issued", "", (0, 0, 0)
+                record.partial, record.to = (0, b""), ""
                 record.attempt, record.retry_at = self.attempt_base, self.now
             if record.state == "taken":
                 record.state, record.step = "buffered", 0
@@ -215,7 +320,7 @@ class Twin:
     def __init__(self, url: str) -> None:
         self.url = url
         self.runner = asyncio.Runner()
-        self.model = Model()
+        self.model = Model(wide=next(_examples) % 2 == 1)
         self.again: Callable[[], Coroutine[Any, Any, Any]] | None = None
         self.answer: Any = None
         self.ledger = self.open()
@@ -238,7 +343,10 @@ class Twin:
         terms = RunTerms(
             run_id="r",
             dataset_fingerprint="d",
-            prompts=7,
+            prompts=self.model.PROMPTS,
+            policy="drop" if self.model.wide else "token",
+            oversampling=self.model.factor,
+            window=self.model.window,
             seed=0,
             max_staleness=self.model.ETA,
             groups_per_step=self.model.BATCH,
@@ -266,7 +374,7 @@ class Twin:
         return got
 
     def attempt_of(self, number: int, lag: int) -> int:
-        known = number < len(self.model.records)
+        known = number in self.model.records
         return self.model.records[number].attempt - lag if known else self.model.attempt_base
 
     def check_books(self) -> None:
@@ -276,13 +384,13 @@ class Twin:
         assert (int(book.run["version"]), int(book.run["step"])) == (self.model.version, self.model.step)
         assert int(book.run["next"]) == len(self.model.records)
         found = {int(record["number"]): record for record in book.records}
-        for number, record in enumerate(self.model.records):
-            if record.state == "trained" and record.step <= self.model.durable:
+        for number, record in self.model.records.items():
+            if self.model.folded(number):
                 assert number not in found
             else:
                 row = found.pop(number)
-                assert int(row["tokens"]) == record.stamps[2]
-                names = ("state", "attempt", "tries", "owner", "reason", "step")
+                assert (int(row["tokens"]), int(row["partial"])) == (record.stamps[2], record.partial[0])
+                names = ("state", "attempt", "tries", "owner", "reason", "step", "to")
                 assert [row[name] for name in names] == [str(getattr(record, name)) for name in names]
         assert not found
 

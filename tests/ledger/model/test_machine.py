@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
     def choose(self, pick: int, *likely: str) -> int:
         """Mostly a ticket in a likely state, else any number, also one that was never issued."""
         self.keep_busy("g0")
-        numbers = [n for n, record in enumerate(self.model.records) if record.state in likely]
+        numbers = [n for n, record in self.model.records.items() if record.state in likely]
         return numbers[pick % len(numbers)] if numbers and pick % 7 != 6 else pick % (END + 1)
 
     @property
@@ -66,9 +66,9 @@ class Machine(RuleBasedStateMachine):
 
     def keep_busy(self, owner: str) -> None:
         """Most calls are only interesting while tickets are in flight."""
-        if not any(record.owner == owner for record in self.model.records):
+        if not any(record.owner == owner for record in self.model.records.values()):
             self.join(owner)
-            self.admit(owner, self.model.BATCH, 0, False)
+            self.admit(owner, self.model.BATCH, 0, False, False, [])
 
     @rule(owner=owners)
     def join(self, owner: str) -> None:
@@ -100,15 +100,25 @@ class Machine(RuleBasedStateMachine):
         count=st.integers(1, 3),
         behind=st.sampled_from([0, 0, 0, 0, 1, 2, -1]),
         reply_lost=st.booleans(),
+        named=st.sampled_from([False, False, False, True]),
+        lengths=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 999)), max_size=3),
     )
-    def admit(self, owner: str, count: int, behind: int, reply_lost: bool) -> None:
+    def admit(
+        self,
+        owner: str,
+        count: int,
+        behind: int,
+        reply_lost: bool,
+        named: bool,
+        lengths: list[tuple[int, int]],
+    ) -> None:
         if owner not in self.model.members and count < 3:
             self.join(owner)
         served, lost = self.model.version - behind, self.lost.get(owner, False)
         seen = self.ledger._grants.get(owner, 0)
         given = self.both(
-            lambda: self.ledger.admit(owner, count, served),
-            lambda: self.model.admit(owner, count, served, lost),
+            lambda: self.ledger.admit(owner, count, served, named=named, lengths=lengths),
+            lambda: self.model.admit(owner, count, served, lost, named, lengths),
         )
         self.twin.again = None
         if isinstance(given, type):
@@ -153,6 +163,29 @@ class Machine(RuleBasedStateMachine):
             lambda: self.model.fail(number, attempt, reason, retry),
         )
 
+    @rule(
+        pick=picks,
+        lag=lags,
+        tokens=st.sampled_from([0, 3, 5, 9]),
+        to=st.sampled_from(["", "", *OWNERS, "g9"]),
+        blob=st.binary(min_size=1, max_size=8),
+    )
+    def hand_over(self, pick: int, lag: int, tokens: int, to: str, blob: bytes) -> None:
+        number = self.choose(pick, "rolling", "scored")
+        attempt = self.attempt_of(number, lag)
+        self.both(
+            lambda: self.ledger.hand_over(number, attempt, tokens, blob, self.model.LIMIT, to),
+            lambda: self.model.hand_over(number, attempt, tokens, to, blob),
+        )
+
+    @rule(ahead=st.integers(0, 2))
+    def outstanding(self, ahead: int) -> None:
+        self.both(
+            lambda: self.ledger.outstanding_over(self.model.version + ahead),
+            lambda: self.model.outstanding_over(ahead),
+        )
+        self.twin.again = None
+
     @rule(pick=picks, lag=lags, reason=st.sampled_from(["age", "no_signal"]))
     def drop(self, pick: int, lag: int, reason: str) -> None:
         number = self.choose(pick, "rolling", "scored", "buffered")
@@ -177,7 +210,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def store_all(self) -> None:
         """Moves the run on, so that many steps are reached."""
-        for number, record in enumerate(self.model.records):
+        for number, record in self.model.records.items():
             if record.state in ("rolling", "scored"):
                 self.store(number, record.attempt, (0, self.model.version, 5))
 
@@ -185,7 +218,7 @@ class Machine(RuleBasedStateMachine):
     def whole_step(self, owner: str) -> None:
         """What a run does all day; without it few examples would reach a second step."""
         self.join(owner)
-        self.admit(owner, self.model.BATCH, 0, False)
+        self.admit(owner, self.model.BATCH, 0, False, False, [])
         self.store_all()
         self.take_what_is_stored()
         self.commit(1)
@@ -193,9 +226,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def take_what_is_stored(self) -> None:
         self.take(
-            [n for n, record in enumerate(self.model.records) if record.state == "buffered"][
-                : self.model.BATCH
-            ],
+            [n for n, record in self.model.records.items() if record.state == "buffered"][: self.model.BATCH],
             0,
         )
 
@@ -216,9 +247,7 @@ class Machine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 2))
     def commit_named(self, size: int) -> None:
         """The learner names what it trained, whether the take arrived or not."""
-        named = [n for n, record in enumerate(self.model.records) if record.state in ("taken", "buffered")][
-            :size
-        ]
+        named = [n for n, record in self.model.records.items() if record.state in ("taken", "buffered")][:size]
         tickets = [(number, self.model.records[number].attempt) for number in named]
         step, version = self.model.step + 1, self.model.version + 1
 
@@ -247,6 +276,8 @@ class Machine(RuleBasedStateMachine):
             if step < self.model.durable:
                 raise LedgerError
             self.model.back(step)
+            if step < self.model.step and version < self.model.version:
+                self.model.lost.append((version + 1, self.model.version))
             self.model.step = step
 
         async def real() -> None:
