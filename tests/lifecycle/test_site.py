@@ -34,7 +34,7 @@ class FakeLedger:
             await asyncio.Event().wait()
         self.left.append(member_id)
 
-    async def heartbeat(self, member_id: str, version: int | None = None) -> None:
+    async def heartbeat(self, member_id: str, version: int | None = None, detail=None) -> None:
         self.beats.append(version)
         self.beaten.set()
         if self.errors:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from slipstream.rollout.follower import WeightsFollower
 class Weights:
     def __init__(self, version: int) -> None:
         self.version, self.released = version, 0
+        self.manifest = SimpleNamespace(layout=SimpleNamespace(total_bytes=8))
 
     def release(self) -> None:
         self.released += 1

@@ -103,6 +103,10 @@ class BookCalls(LedgerCalls):
             if len(batch.found) < limit:
                 return batch.book, scanned
 
+    async def memory(self) -> tuple[int, int]:
+        """Bytes that the ledger's server uses, and the most it may (0: no limit)."""
+        return await self._book.memory()
+
     async def snapshot(self) -> bytes:
         """The book as bytes for a checkpoint: cursor, version, step, open tickets, what was trained."""
         reply, bitmaps = await self._book.call_with_blobs(_SnapshotReply, "snapshot")

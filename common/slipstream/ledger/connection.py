@@ -121,6 +121,21 @@ class Connection:
         """Close the sockets."""
         await self._client.aclose()
 
+    async def memory(self) -> tuple[int, int]:
+        """Bytes that the server uses, and its `maxmemory` (0: no limit); (0, 0) where it may not be asked.
+
+        Raises:
+            LedgerError: No answer in time.
+        """
+        try:
+            async with asyncio.timeout(LONGEST_ATTEMPT_S):
+                info = await self._client.info("memory")
+        except _PASSING as error:
+            raise LedgerError(f"redis.url: the server does not answer INFO ({_said(error)})") from error
+        except RedisError:
+            return 0, 0
+        return int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+
     def _next_number(self) -> int:
         self._number = max(self._number + 1, time.time_ns() // 1000)
         return self._number

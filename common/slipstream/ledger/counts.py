@@ -15,7 +15,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
     `issued` is the number of tickets ever issued. `tokens_in` are the tokens ever recorded, `tokens_discarded`
     those of attempts that were given up for another attempt. `uses` counts each group once for every step that
-    trained on it, `lost` groups that a buffer had stored and no longer had, `bytes` what lies in the buffers.
+    trained on it, `lost` groups that a buffer had stored and no longer had, `bytes` what lies in the buffers,
+    `wasted_tokens` the tokens of dropped and failed groups by reason.
     """
 
     issued: int
@@ -28,12 +29,14 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     uses: int = 0
     lost: int = 0
     bytes: int = 0
+    wasted_tokens: dict[str, int] = {}
 
     @classmethod
     def read(cls, issued: int, counters: Mapping[str, str]) -> Counts:
         """Build from the ledger's counters, whose names are `groups:STATE[:REASON]` and `tokens:…`."""
         sums: dict[str, dict[str, int]] = {what: dict.fromkeys(STATES, 0) for what in ("groups", "tokens")}
         reasons: dict[str, dict[str, int]] = {"dropped": {}, "failed": {}}
+        wasted: dict[str, int] = {}
         for name, value in counters.items():
             what, _, label = name.partition(":")
             if what not in sums:
@@ -42,6 +45,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
             sums[what][state] += int(value)
             if what == "groups" and reason and int(value):
                 reasons[state][reason] = int(value)
+            if what == "tokens" and reason and int(value):
+                wasted[reason] = wasted.get(reason, 0) + int(value)
         return cls(
             issued=issued,
             groups=sums["groups"],
@@ -53,6 +58,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
             uses=int(counters.get("uses", 0)),
             lost=int(counters.get("lost", 0)),
             bytes=int(counters.get("bytes", 0)),
+            wasted_tokens=wasted,
         )
 
     @property

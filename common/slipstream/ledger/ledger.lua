@@ -33,6 +33,7 @@
 --   manifest    hash  newest announced version and its manifest
 --   lost        list  versions that a learner's restart took out of the line of descent
 --   changed     list  terms that a resume changed
+--   asked       str   what a person wants of the learner: checkpoint or drain
 
 local KEEP_CLOSED = 1024      -- dropped or failed records kept, so that a repeated call gets its answer
 local FOLD_BATCH = 256        -- of them folded at once, so that one drop in 256 pays for it
@@ -429,6 +430,14 @@ define('set_status', WRITES, function(status, reason)
   redis.call('HSET', key('run'), 'status', status, 'finish_reason', reason)
   return {status, reason}
 end)
+
+-- A wish is not part of the book: it goes into no snapshot and bends no counter.
+define('ask', WRITES, function(what)
+  opened()
+  if what == '' then redis.call('DEL', key('asked')) else redis.call('SET', key('asked'), what) end
+end)
+
+define('asked', READS, function() return redis.call('GET', key('asked')) or '' end)
 
 ---------------------------------------------------------------------------------------------------- tickets
 

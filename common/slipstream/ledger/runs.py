@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Literal, cast
 
 import msgspec
 
@@ -26,6 +27,9 @@ class StateReply(msgspec.Struct, frozen=True, array_like=True):
     def read(self) -> RunState:
         """The state they say."""
         return RunState.read(self.fields, self.lost, self.changed)
+
+
+Asked = Literal["checkpoint", "drain", ""]
 
 
 class _StatusReply(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +85,14 @@ class RunCalls(LedgerCalls):
     async def finish(self, reason: str) -> None:
         """End the run; the first reason stays."""
         await self._set_status("finished", reason)
+
+    async def ask(self, what: Asked) -> None:
+        """Leave a wish for the learner, which it fulfils after its step; the empty one takes it back."""
+        await self._book.do("ask", what)
+
+    async def asked(self) -> Asked:
+        """The wish that the learner has not fulfilled yet."""
+        return cast(Asked, await self._book.call(str, "asked"))
 
     async def end_of_data(self) -> bool:
         """Whether every ticket was issued and all open ones are stored: what is left is the last batch."""

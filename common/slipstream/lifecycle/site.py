@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
@@ -17,6 +18,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberExpired
 from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.life import Life
+from slipstream.telemetry.links import show_links
 from slipstream.telemetry.metrics import Metrics
 from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
 from slipstream.transport.zmq import make_receiver, make_sender
@@ -28,6 +30,7 @@ SETTLED_SECONDS = 1.5  # with a live peer, another one can wait; polls are most 
 OPEN_SECONDS = 600.0  # on a cluster the learner's image may still be on its way
 REMEMBERED_BYTES = 8 << 20  # enough for what says "stored"; a batch that was taken is not worth keeping
 LEAVE_SECONDS = 1.0
+SILENT_SECONDS = 10.0  # of the ledger, before /readyz says so; a lease is 15 s
 
 
 class Site:
@@ -44,8 +47,12 @@ class Site:
         self._life = life
         self._stack = stack
         self._served: Callable[[], int | None] = lambda: None
+        self._serves = False
         self._lost: Callable[[], None] = lambda: None
         self._endpoint = ""
+        self._senders: dict[str, Sender] = {}
+        self._receivers: list[Receiver] = []
+        self._heard: float | None = None
         self.ledger: Ledger
 
     async def open_ledger(self) -> None:
@@ -70,6 +77,7 @@ class Site:
             credits=network.credits,
         )
         receiver = await self._stack.enter_async_context(make_receiver(options))
+        self._receivers.append(receiver)
         self._endpoint = receiver.endpoint
         self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end
         self._life.watch("receiver", receiver.run())
@@ -78,25 +86,47 @@ class Site:
     async def sender(self, to: str) -> Sender:
         """Open a sender to all live members of a role, and keep up with who they are."""
         sender = await self._stack.enter_async_context(make_sender(SenderOptions(name=f"{self.name}->{to}")))
+        self._senders[to] = sender
         self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end
         self._life.watch(f"sender:{to}", sender.run())
         self._life.watch(f"peers:{to}", self._follow_peers(sender, to))
         return sender
 
     async def join(
-        self, served: Callable[[], int | None] = lambda: None, lost: Callable[[], None] = lambda: None
+        self, served: Callable[[], int | None] | None = None, lost: Callable[[], None] = lambda: None
     ) -> None:
         """Enter the books; from here on the heartbeat tells which version this process serves.
 
         Args:
-            served: The version, or None before the first.
+            served: The version, or None before the first; not given by a role that serves none.
             lost: Called when the lease ran out, for then what we held has gone to others.
         """
-        self._served, self._lost = served, lost
+        self._served, self._lost = served or self._served, lost
+        self._serves = served is not None
         await self._enter()
         self._stack.push_async_callback(self._leave)
         self._life.watch("heartbeat", self._beat())
         self._stack.push_async_callback(self._life.end_tasks)  # first of all, so that nothing uses what closes
+
+    def show(self) -> None:
+        """Show the links on the metrics page, and tell `/readyz` what this process waits for."""
+        show_links(self._metrics, self._senders, self._receivers)
+        self._metrics.health.waits_for = self._waits_for
+        self._life.watch("pulse", self._metrics.health.pulse(self._life))
+
+    def _waits_for(self) -> str:
+        """What keeps this process from its work, or nothing; asked from another thread."""
+        if self._life.stopping:
+            return "is draining"
+        if self._heard is None:
+            return "has not joined the run yet"
+        silent = time.monotonic() - self._heard
+        if silent > SILENT_SECONDS:
+            return f"the ledger has not answered for {silent:.0f} s"
+        missing = [role for role, sender in list(self._senders.items()) if not sender.stats().ready]
+        if missing:
+            return f"no live {' and no live '.join(missing)}"
+        return "serves no version yet" if self._serves and self._served() is None else ""
 
     async def _leave(self) -> None:
         """Give back what we hold at once; if the ledger is away, it comes back when the lease runs out."""
@@ -115,14 +145,17 @@ class Site:
             incarnation=self.incarnation,
         )
         await self.ledger.join(member)
+        self._heard = time.monotonic()
 
     async def _beat(self) -> None:
         while not self._life.stopping:
             try:
-                await self.ledger.heartbeat(self.name, version=self._served())
+                await self.ledger.heartbeat(self.name, self._served(), self._metrics.detail())
+                self._heard = time.monotonic()
             except MemberExpired:
                 # We were stopped or cut off for longer than a lease; what we held has gone to others.
                 log.warning("the lease ran out: joining again")
+                self._metrics.leases_lost.inc()
                 self._lost()
                 await self._enter()
             await self._life.pause(HEARTBEAT_SECONDS)
@@ -142,8 +175,9 @@ async def open_site(
     Raises:
         UserError: The metrics port is taken, or the ledger's server cannot be used.
     """
-    metrics.serve(config.network)
+    metrics.serve(config.network, name, config.run.name or "")
     site = Site(config, name, role, metrics, life, stack)
+    site.show()
     await site.open_ledger()
     return site
 

@@ -12,6 +12,7 @@ from slipstream.config.schema import Config
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.run_folder import RunFolder
+from slipstream.telemetry.book import BookMetrics
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import REFUSED, Delivery, Reply
 
@@ -34,6 +35,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             intake = Intake(config, site.ledger, store, name, batches.shelve, metrics)
             life.watch("intake", intake.run())
             life.watch("housekeeping", batches.keep_house(life))
+            life.watch("book", BookMetrics(metrics).follow(site.ledger, life))
             await site.join()
             life.drains()
             async for delivery in arrivals(receiver, life):

@@ -6,25 +6,20 @@ import argparse
 import asyncio
 import shutil
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipstream.cli.looking import find_run, open_ledger
 from slipstream.config.load import load_config
-from slipstream.config.secrets import redis_password
 from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError
-from slipstream.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from slipstream.ledger.counts import Audit
 
-PATIENCE_SECONDS = 10.0  # a person waits for the answer; a run's own processes are more patient
-
 
 def audit(options: argparse.Namespace) -> int:
     """Scan the ledger of a run, live or ended; exit 1 when its equation does not hold."""
-    folder, url = _find(options.run)
-    result = asyncio.run(_audit(folder, url))
+    result = asyncio.run(_audit(options.run))
     print(result.counts.conservation().line)  # noqa: T201
     for problem in result.problems:
         print(f"problem: {problem}", file=sys.stderr)  # noqa: T201
@@ -36,7 +31,7 @@ def summary(options: argparse.Namespace) -> int:
     """Print what a run reached and where the time went."""
     from slipstream.supervisor.summary import print_summary
 
-    folder, _ = _find(options.run)
+    folder, _ = find_run(options.run)
     print_summary(folder, sys.stdout)
     return EXIT_OK
 
@@ -46,7 +41,7 @@ def export(options: argparse.Namespace) -> int:
     from slipstream.checkpoint.finding import newest_complete
     from slipstream.models.resolve import resolve
 
-    folder, _ = _find(options.run)
+    folder, _ = find_run(options.run)
     target = Path(options.target)
     if target.exists():
         raise UserError(f"{target} exists", "name a folder that does not")
@@ -68,7 +63,7 @@ def replay(options: argparse.Namespace) -> int:
     """Make a recorded run's steps again; exit 1 when the weights of one differ."""
     from slipstream.learner.replay import replay as make_again
 
-    folder, _ = _find(options.run)
+    folder, _ = find_run(options.run)
     found = make_again(folder, options.after)
     if found.differs is None:
         print(f"steps {found.first} to {found.last}: the weights are the same, bit for bit")  # noqa: T201
@@ -79,22 +74,6 @@ def replay(options: argparse.Namespace) -> int:
     return EXIT_FAULT
 
 
-async def _audit(folder: RunFolder, url: str | None) -> Audit:
-    from slipstream.ledger.client import Ledger
-    from slipstream.supervisor.lone_server import lone_server
-
-    async with AsyncExitStack() as stack:
-        if url is None:
-            url = await stack.enter_async_context(lone_server(folder))
-        password = redis_password()
-        connected = await Ledger.connect(url, folder.name, password=password, deadline=PATIENCE_SECONDS)
-        return await (await stack.enter_async_context(connected)).audit()
-
-
-def _find(run: str) -> tuple[RunFolder, str | None]:
-    """A run's folder, and the URL of its ledger when that is not its own embedded server."""
-    path = Path(run).resolve()
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{run} holds no run", "give the folder of a run, such as runs/NAME")
-    config, _ = load_config(path / "config.yaml")
-    return RunFolder(path.parent, path.name), config.redis.url
+async def _audit(run: str) -> Audit:
+    async with open_ledger(run) as (_, ledger):
+        return await ledger.audit()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from slipstream.cli import configs, inspect, run
+from slipstream.cli import metrics as cli_metrics
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
 
 ROLES = ("rollout", "reward", "buffer", "learner")
@@ -141,6 +142,13 @@ def _add_config(commands: Commands[argparse.ArgumentParser]) -> None:
     validate = _command(commands, "validate", "check a config without starting anything", _CONFIG)
     _config_arguments(validate)
     validate.set_defaults(command=configs.validate)
+
+    metrics = _command(commands, "metrics", "what can be scraped, and where")
+    pages = metrics.add_subparsers(required=True, metavar="PART")
+    pages.add_parser("docs", help="every metric as Markdown").set_defaults(command=cli_metrics.docs)
+    targets = pages.add_parser("targets", help="where a live run serves them, for Prometheus' file_sd")
+    _run_argument(targets)
+    targets.set_defaults(command=cli_metrics.targets)
 
     config = _command(commands, "config", "what can be configured")
     parts = config.add_subparsers(required=True, metavar="PART")

@@ -7,6 +7,7 @@ background, one version at a time; of versions that have to wait there, only the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import torch
 
@@ -14,7 +15,7 @@ from slipstream.config.schema import Config
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
 from slipstream.weights.base import Committable, Publisher
-from slipstream.weights.manifest import encode_manifest, layout
+from slipstream.weights.manifest import Manifest, encode_manifest, layout
 from slipstream.weights.torch_io import gather
 from slipstream.weights.transports import open_publisher
 
@@ -28,11 +29,19 @@ class Publishing:
         version: The newest version that was announced.
     """
 
-    def __init__(self, config: Config, trainer: Trainer, ledger: Ledger, learner: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        trainer: Trainer,
+        ledger: Ledger,
+        learner: str,
+        tell: Callable[[Manifest], None] = lambda manifest: None,
+    ) -> None:
         self._trainer = trainer
         self._ledger = ledger
         self._learner = learner
         self.version: int | None = None
+        self._tell = tell
         self._waiting: tuple[int, Committable] | None = None
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -85,6 +94,7 @@ class Publishing:
 
     async def _announce(self, version: int, staged: Committable) -> None:
         manifest = await asyncio.to_thread(staged.commit)
+        self._tell(manifest)
         await self._ledger.announce(version, encode_manifest(manifest), self._learner)
         self.version = version
         await self._retire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from slipstream.learner.intake import Batch
 from slipstream.learner.report import StepReport
@@ -13,7 +14,7 @@ from slipstream.staleness import age
 
 def step_record(
     line: Line, before: int, batch: Batch, report: StepReport, seconds: float, learner: str = ""
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """What a step did, as plain values.
 
     Args:
@@ -54,18 +55,20 @@ def step_record(
     }
 
 
-def progress_line(record: dict[str, object], steps: int | None) -> str:
+def progress_line(record: dict[str, Any], steps: int | None) -> str:
     """The step for a person: reward, length, age, pace, and where the time went."""
     parts = record["parts"]
-    assert isinstance(parts, dict)
     wait = parts.get("wait", 0.0)
     work = sum(value for name, value in parts.items() if name != "wait")
+    limit = (
+        f"  {record['bottleneck']} {record['load'][record['bottleneck']]:.0%}" if "bottleneck" in record else ""
+    )
     note = "" if record["stepped"] else f"  no step: {record['reason']}"
     return (
         f"step {record['step']}{f'/{steps}' if steps else ''}  version {record['version']}  "
         f"reward {record['reward']:.3f}  length {record['length']:.1f}  age {record['age_mean']:.1f} "
         f"(max {record['age_max']})  no gradient {record['skipped_groups']}/{record['groups']}  "
-        f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){note}"
+        f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){limit}{note}"
     )
 
 

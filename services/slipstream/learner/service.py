@@ -6,19 +6,19 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
-from typing import Any
 
 from slipstream.config.schema import Config
 from slipstream.learner import recording
 from slipstream.learner.evaluations import Evaluations
 from slipstream.learner.intake import Batch, Intake
-from slipstream.learner.record import progress_line, step_record
+from slipstream.learner.record import step_record
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line, reopen
 from slipstream.learner.saving import Saver
 from slipstream.learner.setup import Parts, open_parts
+from slipstream.learner.telling import Telling
 from slipstream.lifecycle.life import Life, Service
-from slipstream.run_folder import RunFolder, append_line
+from slipstream.run_folder import RunFolder
 
 log = logging.getLogger("slipstream.learner")
 
@@ -46,6 +46,7 @@ class Learner:
         self._intake = Intake(parts)
         self._evaluations = Evaluations(parts, line)
         self._saver = Saver(parts, line.step)
+        self._telling = Telling(parts)
 
     async def run(self) -> None:
         """Train until the configured steps are made or the data ends; a stop may cut it off anywhere."""
@@ -92,7 +93,8 @@ class Learner:
             report.seconds["checkpoint"] = await self._saver.hold(line)
         kept = await self._keep_record(line, before, batch, report)
         seconds = time.monotonic() - started
-        self._tell(step_record(line, before, batch, report, seconds, self._parts.learner) | kept)
+        record = step_record(line, before, batch, report, seconds, self._parts.learner) | kept
+        await self._telling.step(line, before, batch, report, record)
         self._saver.begin()
 
     async def _keep_record(self, line: Line, before: int, batch: Batch, report: StepReport) -> dict[str, str]:
@@ -131,20 +133,6 @@ class Learner:
         await self._saver.settled()
         await self._parts.publishing.settled()
         await self._parts.ledger.finish("trained")
-
-    def _tell(self, record: dict[str, Any]) -> None:
-        metrics = self._parts.metrics
-        append_line(self._parts.folder.steps, record)
-        log.info("%s", progress_line(record, self._parts.config.run.steps))
-        metrics.step.set(record["step"])
-        metrics.version.set(record["version"])
-        metrics.tokens.inc(record["tokens"])
-        for name, seconds in record["parts"].items():
-            metrics.seconds.labels(name).inc(seconds)
-        if not record["stepped"]:
-            metrics.skipped.labels(record["reason"]).inc()
-        metrics.report({name: record[name] for name in ("reward", "length", "age_mean", "age_max")})
-        metrics.objective(record["metrics"])
 
     def _done(self) -> bool:
         steps = self._parts.config.run.steps

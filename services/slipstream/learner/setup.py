@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from slipstream.run_folder import RunFolder
 from slipstream.telemetry.metrics import LearnerMetrics
 from slipstream.tokens import load_tokenizer
 from slipstream.transport.base import Sender
+from slipstream.weights.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
     trainer = await asyncio.to_thread(Trainer, config, model)
-    publishing = Publishing(config, trainer, site.ledger, site.incarnation)
+    publishing = Publishing(config, trainer, site.ledger, site.incarnation, _sizes(metrics))
     stack.callback(publishing.close)
+    metrics.gpus.set(trainer.policy.device.type == "cuda")
     life.watch("publish", publishing.run())
     sender = await site.sender(to="buffer")
     return Parts(
@@ -69,6 +71,17 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         evaluations,
         metrics,
     )
+
+
+def _sizes(metrics: LearnerMetrics) -> Callable[[Manifest], None]:
+    """Shows how large each published version is, and what a replica must fetch of it."""
+
+    def show(manifest: Manifest) -> None:
+        total = manifest.layout.total_bytes
+        metrics.version_bytes.set(total)
+        metrics.delta.set(manifest.delta.nbytes / total if manifest.delta else 1.0)
+
+    return show
 
 
 def run_terms(parts: Parts) -> RunTerms:

@@ -63,7 +63,11 @@ class RewardService:
 
     async def serve(self, delivery: Delivery) -> None:
         """Score one group, see it stored, and answer its sender."""
-        await delivery.reply(await self._answer(delivery.parcel.frames))
+        self._metrics.scoring(+1)
+        try:
+            await delivery.reply(await self._answer(delivery.parcel.frames))
+        finally:
+            self._metrics.scoring(-1)
 
     async def _answer(self, frames: Frames) -> Reply:
         try:
@@ -109,7 +113,7 @@ class RewardService:
             log.warning("%s sample %d is unscored (%s): %s%s", what, index, score.unscored, score.detail, more)
 
     def _count(self, group: Group) -> None:
-        self._metrics.seconds.inc(group.score_seconds)
+        self._metrics.scored(group.score_seconds)
         for sample in group.samples:
             if sample.reward is None:
                 self._metrics.unscored.labels(sample.unscored).inc()

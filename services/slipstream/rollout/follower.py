@@ -10,6 +10,7 @@ from slipstream.errors import TransportTimeout, UserError, WeightsError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.rollout.engines.base import Engine
+from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.weights.base import Mapped, Subscriber
 from slipstream.weights.manifest import decode_manifest
 
@@ -21,10 +22,13 @@ RETRY_SECONDS = 1.0
 class WeightsFollower:
     """Keeps the newest complete version staged beside the one being served."""
 
-    def __init__(self, ledger: Ledger, subscriber: Subscriber, engine: Engine) -> None:
+    def __init__(
+        self, ledger: Ledger, subscriber: Subscriber, engine: Engine, metrics: RolloutMetrics | None = None
+    ) -> None:
         self._ledger = ledger
         self._subscriber = subscriber
         self._engine = engine
+        self._metrics = metrics or RolloutMetrics()
         self._staged: Mapped | None = None
         self._closed = False
         self._complained = ""
@@ -63,14 +67,19 @@ class WeightsFollower:
 
     async def _stage(self, manifest: bytes) -> bool:
         """Fetch and verify a version; False when it cannot be had now."""
+        started = time.monotonic()
         try:
             fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
         except (WeightsError, TransportTimeout, UserError) as error:
+            self._metrics.fetches.labels("failed").inc()
             # Published again meanwhile, torn, out of reach, or no room for it here: the next look may find better.
             if str(error) != self._complained:  # once: the same answer comes until the learner publishes again
                 self._complained = str(error)
                 log.info("waiting for usable weights, serving version %s: %s", self._engine.version, error)
             return False
+        self._metrics.fetches.labels("verified").inc()
+        self._metrics.fetched.inc(fetched.manifest.layout.total_bytes)
+        self._metrics.fetch_seconds.inc(time.monotonic() - started)
         if self._closed:
             fetched.release()
             return False

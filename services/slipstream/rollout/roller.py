@@ -51,6 +51,7 @@ class Roller:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._engaged: dict[str, int] = {}
+        self._show()
 
     @property
     def free_slots(self) -> int:
@@ -60,10 +61,17 @@ class Roller:
     def engage(self, order: Order) -> None:
         """Reserve the order's sequences until they are sampled, or `release` gives them back."""
         self._engaged[order.id] = len(order.seeds)
+        self._show()
 
     def release(self, order: Order) -> None:
         """Give back what was reserved; harmless when it has been."""
         self._engaged.pop(order.id, None)
+        self._show()
+
+    def _show(self) -> None:
+        """A replica can use whole groups' worth of its slots; what is left over is no idleness."""
+        most, group = self._config.rollout.engine.max_sequences, self._config.batch.group_size
+        self._metrics.engaged(sum(self._engaged.values()), max(group, most - most % group))
 
     async def roll(self, order: Order) -> Reply:
         """Sample and deliver a group; returns the answer: stored, or refused with the reason.
@@ -95,7 +103,7 @@ class Roller:
             await self._engine.abort(order.id)  # harmless when it has ended
         order.header.generate_seconds = time.monotonic() - started
         arrays = episode.finish(order.header, order.prompt.prompt_ids, self._tokenizer)
-        self._metrics.tokens.inc(order.header.token_count)
+        self._metrics.sampled([sample.tokens for sample in order.header.samples], order.header.generate_seconds)
         return encode_group(order.header, arrays)
 
     async def _deliver(self, order: Order, frames: list[Frame]) -> Reply:

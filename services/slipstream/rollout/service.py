@@ -80,8 +80,7 @@ class Rollout:
         """Evaluate, swap, admit; returns how many groups and items were started."""
         started = await self._evaluate() if self._serving() else 0
         if not self._evaluating and await self._parts.follower.swap_if_newer():
-            self._parts.metrics.version.set(self._version())
-            self._parts.metrics.swap_seconds.inc(self._parts.follower.swap_seconds)
+            self._parts.metrics.swapped(self._version(), self._parts.follower.swap_seconds)
         return started + (await self._admit() if self._serving() else 0)
 
     async def _evaluate(self) -> int:

@@ -64,7 +64,7 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
             "data: these prompts are not those of the run", "give every role the same data and model"
         )
     subscriber = open_subscriber(config.weights, address=config.network.host)
-    follower = WeightsFollower(site.ledger, subscriber, engine)
+    follower = WeightsFollower(site.ledger, subscriber, engine, metrics)
     stack.callback(follower.close)
     life.watch("weights", follower.follow(life))
     sender = await site.sender(to="reward")

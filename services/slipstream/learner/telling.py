@@ -1,0 +1,88 @@
+"""What the learner tells of its steps: a line in the run's folder, one for the terminal, and the metrics."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from slipstream.learner.intake import Batch
+from slipstream.learner.pipeline import Pipeline, Verdict
+from slipstream.learner.record import progress_line
+from slipstream.learner.report import StepReport
+from slipstream.learner.restore import Line
+from slipstream.learner.setup import Parts
+from slipstream.learner.shape import shape_of
+from slipstream.run_folder import append_line
+
+log = logging.getLogger("slipstream.learner")
+
+
+class Telling:
+    """Tells of each step, and of what limits the run."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._pipeline = Pipeline()
+        parts.metrics.steps.set(parts.config.run.steps or 0)
+
+    async def step(
+        self, line: Line, before: int, batch: Batch, report: StepReport, record: dict[str, Any]
+    ) -> None:
+        """Tell of one step.
+
+        Args:
+            line: Where the step led.
+            before: The version that it was trained at.
+            batch: Its groups.
+            report: The trainer's report.
+            record: Its line, as `step_record` made it.
+        """
+        verdict = await self._judge(report)
+        groups, config = [group for group, _ in batch], self._parts.config
+        shape = shape_of(
+            groups, before, config.staleness.max_staleness, config.sampling.max_new_tokens, line.lost
+        )
+        record = record | shape
+        if verdict is not None:
+            record |= verdict.as_record()
+        append_line(self._parts.folder.steps, record)
+        log.info(
+            "%s", progress_line(record, config.run.steps), extra={"version": line.version, "step": line.step}
+        )
+        self._show(record, verdict)
+
+    async def _judge(self, report: StepReport) -> Verdict | None:
+        if self._pipeline.step(report.seconds):
+            state = await self._parts.ledger.state()
+            end = state.terms.end_ticket
+            ended = state.status != "running" or (end is not None and state.next >= end)
+            self._pipeline.look(await self._parts.ledger.members(), ended)
+        return self._pipeline.verdict()
+
+    def _show(self, record: dict[str, Any], verdict: Verdict | None) -> None:
+        metrics = self._parts.metrics
+        metrics.step.set(record["step"])
+        metrics.version.set(record["version"])
+        metrics.tokens.inc(record["tokens"])
+        metrics.samples.inc(record["samples"])
+        metrics.groups.inc(record["groups"])
+        for name, seconds in record["parts"].items():
+            metrics.seconds.labels(name).inc(seconds)
+        if not record["stepped"]:
+            metrics.skipped.labels(record["reason"]).inc()
+        for name, value in record["components"].items():
+            metrics.component.labels(name).set(value)
+        metrics.reward.set(record["reward"])
+        metrics.response.set(record["length"])
+        metrics.gradient_norm.set(record["gradient_norm"])
+        metrics.learning_rate.set(record["learning_rate"])
+        metrics.age_mean.set(record["age_mean"])
+        metrics.age_max.set(record["age_max"])
+        metrics.over_bound.set(record["over_bound_groups"])
+        metrics.tokens_over_bound.set(record["over_bound_tokens"])
+        metrics.objective(record["metrics"])
+        if verdict is not None:
+            metrics.limit.set(verdict.limit_ratio)
+            for stage, seconds in verdict.seconds.items():
+                metrics.stage_seconds.labels(stage).set(seconds)
+                metrics.bound.labels(stage).set(verdict.load[stage])
