@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slipstream.cli import looking
 from slipstream.cli import main as cli
 from slipstream.cli.main import main
 from slipstream.errors import EXIT_FAULT, EXIT_OK, EXIT_USER, LedgerError
@@ -139,7 +140,7 @@ def test_an_audit_of_a_run_that_never_started(
 def test_an_audit_of_a_server_that_is_not_there(
     run: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.inspect, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(looking, "PATIENCE_SECONDS", 0.3)
     assert main(["audit", str(run(redis={"url": "unix:///nowhere.sock"}))]) == EXIT_FAULT
     assert "redis.url: no server answers at unix:///nowhere.sock within 0.3 s" in complaint(capsys)
 

@@ -18,8 +18,11 @@ Made from the code by `slipstream metrics docs > docs/metrics.md`. Each process 
 | --- | --- |
 | `/metrics` | everything below, in Prometheus' text format |
 | `/healthz` | 200 while the process lives; 503 when its event loop has not turned for 60 s |
-| `/readyz` | 200 when it can work: it has joined the run, the ledger answers, its links have a live peer, and a generator or learner serves a complete version; else 503 and what it waits for |
+| `/readyz` | 200 when it can work; else 503 and what it waits for |
 | `/version` | the release, as JSON |
+
+Ready means: it has joined the run, the ledger answers, each of its links has a live peer, and a generator or learner
+serves a complete version.
 
 Units stand in the names, `_total` marks what only grows, `_ratio` is a share between 0 and 1. No metric has a label
 for a sample, a prompt or a ticket. The dashboards (`k8s/grafana/`) and the alerts (`k8s/prometheus/`) use these names
