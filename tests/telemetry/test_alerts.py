@@ -27,17 +27,21 @@ needs_promtool = pytest.mark.skipif(
 
 def promtool(*arguments: str) -> str:
     done = subprocess.run(
-        ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=50, check=False
+        ["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@pytest.mark.process
+@pytest.mark.timeout(160)
 @needs_promtool
 def test_the_rules_are_valid():
     assert f"{len(RULES)} rules found" in promtool("check", "rules", "alerts.yaml")
 
 
+@pytest.mark.process
+@pytest.mark.timeout(160)
 @needs_promtool
 def test_every_alert_fires_on_its_case_and_is_quiet_on_another():
     promtool("test", "rules", "alerts_test.yaml")
