@@ -16,10 +16,10 @@ from slipstream import frames as limits
 from slipstream.errors import MessageError
 from slipstream.messages import (
     SCHEMA,
+    Fetch,
     Group,
     GroupArrays,
     Sample,
-    Take,
     check_group,
     decode_group,
     decode_header,
@@ -116,12 +116,10 @@ def test_any_msgpack_client_can_write_a_group() -> None:
 
 def test_the_header_has_the_golden_bytes() -> None:
     """The wire may not change without a new schema number."""
-    take = Take(run="r", learner="l", step=1, version=2, groups=3)
-    expected = (
-        b"\x87\xa3run\xa1r\xa7learner\xa1l\xa4step\x01\xa7version\x02\xa6groups\x03\xa5whole\xc2\xa6schema\x01"
-    )
-    assert encode_header(take) == expected
-    assert decode_header(expected, Take) == take
+    fetch = Fetch(run="r", learner="l", tickets=[1, 2, 3])
+    expected = b"\x84\xa3run\xa1r\xa7learner\xa1l\xa7tickets\x93\x01\x02\x03\xa6schema\x01"
+    assert encode_header(fetch) == expected
+    assert decode_header(expected, Fetch) == fetch
 
 
 def test_decoded_arrays_are_views_on_the_frames() -> None:

@@ -82,9 +82,9 @@ class RunFolder:
         """One JSON line per finished evaluation."""
         return self.path / "evaluations.jsonl"
 
-    def buffer(self, shard: str) -> Path:
+    def buffer(self, shard: int) -> Path:
         """The store of one buffer shard."""
-        return self.path / "buffer" / f"{shard}.sqlite"
+        return self.path / "buffer" / f"shard-{shard}.sqlite"
 
     def create(self) -> None:
         """Make the folders.

@@ -33,6 +33,7 @@ LIBRARIES = {
     "provenance": set(),
     "rewards": {"math_verify", "msgspec", "reasoning_gym"},
     "run_folder": {"yaml"},
+    "shards": set(),
     "staleness": set(),
     "telemetry": {"prometheus_client"},
     "tokens": {"jinja2", "transformers"},

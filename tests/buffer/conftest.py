@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from slipstream.buffer.batches import Batches
 from slipstream.buffer.intake import Intake
+from slipstream.buffer.offers import Offers
 from slipstream.buffer.store import Store
 from slipstream.config.load import build
 from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError
-from slipstream.ledger.records import Folded, Refusal, Taken
-from slipstream.messages import Frame, Group, GroupArrays, Sample, Take, encode_group
+from slipstream.ledger.records import Folded
+from slipstream.messages import Fetch, Frame, Group, GroupArrays, Offer, Sample, encode_group
 from slipstream.telemetry.metrics import BufferMetrics
 
 
@@ -30,14 +29,10 @@ class FakeLedger:
     states_of: dict[int, str] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    steps: dict[int, list[int]] = field(default_factory=dict)
+    shards: dict[int, str] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
     covered: list[tuple[int, int]] = field(default_factory=list)
-    ended: bool = False
-    over: int = 0
     away: bool = False
-
-    async def state(self) -> SimpleNamespace:
-        return SimpleNamespace(lost_versions=[])
 
     def fly(self, *tickets: int, attempt: int = 0) -> None:
         for ticket in tickets:
@@ -53,6 +48,7 @@ class FakeLedger:
         self._held(ticket, attempt)
         if self.states_of[ticket] == "scored":
             self.states_of[ticket] = "buffered"
+            self.shards[ticket], self.sizes[ticket] = facts["shard"], facts["size"]
 
     async def drop(self, ticket: int, attempt: int, reason: str, tokens: int) -> None:
         self._held(ticket, attempt)
@@ -61,34 +57,21 @@ class FakeLedger:
     async def states(self, tickets: Sequence[int]) -> dict[int, str]:
         return {ticket: self.states_of[ticket] for ticket in tickets if ticket in self.states_of}
 
-    async def taken(self, step: int) -> list[int]:
-        return self.steps.get(step, [])
+    async def stored(self) -> list[tuple[int, int, str]]:
+        return [
+            (ticket, self.attempts[ticket], self.shards.get(ticket, "0"))
+            for ticket, state in self.states_of.items()
+            if state == "buffered"
+        ]
 
-    async def take(self, step: int, tickets: Sequence[tuple[int, int]], learner: str) -> Taken:
-        found, refused = [], []
+    async def give_back(self, shard: str, tickets: Sequence[tuple[int, int]]) -> list[int]:
         for ticket, attempt in tickets:
-            if self.states_of.get(ticket) == "buffered" and self.attempts[ticket] == attempt:
-                found.append((ticket, attempt))
-            else:
-                refused.append(Refusal(ticket, attempt, "gone"))
-        self.steps[step] = [ticket for ticket, _ in found]
-        self.states_of |= dict.fromkeys(self.steps[step], "taken")
-        return Taken(found, refused)
-
-    async def untake(self, step: int, learner: str) -> None:
-        self.states_of |= dict.fromkeys(self.steps.pop(step), "buffered")
-
-    async def counts(self) -> SimpleNamespace:
-        return SimpleNamespace(groups={"buffered": list(self.states_of.values()).count("buffered")})
-
-    async def end_of_data(self) -> bool:
-        return self.ended and "scored" not in self.states_of.values()
+            assert (self.states_of[ticket], self.attempts[ticket]) == ("buffered", attempt)
+            self.states_of[ticket], self.attempts[ticket] = "issued", attempt + 1
+        return [ticket for ticket, _ in tickets]
 
     async def folded(self, since: int) -> Folded:
         return Folded(since + 1, self.covered)
-
-    async def outstanding_over(self, version: int, exclude: Sequence[int]) -> int:
-        return self.over
 
 
 MakeGroup = Callable[..., tuple[Group, list[Frame]]]
@@ -167,11 +150,11 @@ def make_config() -> Callable[..., Config]:
 
 
 @pytest.fixture
-def make_batches(
+def make_offers(
     ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
-) -> Callable[..., Batches]:
-    def make(**sections: dict[str, Any]) -> Batches:
-        return Batches(make_config(**sections), ledger, store, metrics)  # type: ignore[arg-type]
+) -> Callable[..., Offers]:
+    def make(index: int = 0, **sections: dict[str, Any]) -> Offers:
+        return Offers(make_config(**sections), ledger, store, index, metrics)  # type: ignore[arg-type]
 
     return make
 
@@ -180,26 +163,26 @@ def make_batches(
 def make_intake(
     ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
 ) -> Callable[..., Intake]:
-    def make(shelved: list[int], **sections: dict[str, Any]) -> Intake:
-        return Intake(make_config(**sections), ledger, store, "b", shelved.append, metrics)  # type: ignore[arg-type]
+    def make(offers: Offers, **sections: dict[str, Any]) -> Intake:
+        config = make_config(**sections)
+        return Intake(config, ledger, store, "0", offers.quota, offers.shelve, metrics)  # type: ignore[arg-type]
 
     return make
 
 
 @pytest.fixture
-def take_frames() -> Callable[..., list[bytes]]:
-    def make(
-        step: int = 1,
-        version: int = 0,
-        groups: int = 2,
-        whole: bool = False,
-        learner: str = "l",
-        run: str = "r",
-    ) -> list[bytes]:
-        return [
-            msgspec.msgpack.encode(
-                Take(run=run, learner=learner, step=step, version=version, groups=groups, whole=whole)
-            )
-        ]
+def ask() -> Callable[..., list[bytes]]:
+    """Frames of an offer."""
+
+    def make(learner: str = "l", run: str = "r", **more: Any) -> list[bytes]:
+        return [msgspec.msgpack.encode(Offer(run=run, learner=learner, **more))]
 
     return make
+
+
+@pytest.fixture
+def fetch() -> Callable[..., list[bytes]]:
+    """Frames of a fetch."""
+    return lambda *tickets, run="r": [
+        msgspec.msgpack.encode(Fetch(run=run, learner="l", tickets=list(tickets)))
+    ]

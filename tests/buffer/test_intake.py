@@ -4,19 +4,20 @@ import asyncio
 
 import pytest
 
-from slipstream.errors import RunHalted
 from slipstream.transport.base import OK, REFUSED, RETRY
 
 
 @pytest.fixture
-async def running(make_intake):
-    """An intake whose writer runs, and the list of what it shelved."""
-    writers, shelved = [], []
+async def running(make_intake, make_offers):
+    """An intake whose writer runs, and the tickets that it shelved."""
+    writers = []
 
-    def start(**sections):
-        intake = make_intake(shelved, **sections)
+    def start(index=0, **sections):
+        offers = make_offers(index, **sections)
+        intake = make_intake(offers, **sections)
         writers.append(asyncio.create_task(intake.run()))
-        return intake, shelved
+        intake.offers = offers
+        return intake, offers._free
 
     yield start
     for writer in writers:
@@ -24,7 +25,8 @@ async def running(make_intake):
     await asyncio.gather(*writers, return_exceptions=True)
 
 
-REQUIRE = {"informative": "require", "max_uninformative": 2}
+REQUIRE = {"min_informative_frac": 1.0}
+RIGHT, WRONG = (1.0, 1.0), (0.0, 0.0)
 
 
 async def test_a_group_is_on_disk_and_booked_before_it_is_acknowledged(running, ledger, store, make_group):
@@ -34,7 +36,7 @@ async def test_a_group_is_on_disk_and_booked_before_it_is_acknowledged(running, 
     assert (await intake.store(frames)).status == OK
     assert store.holds(1, 0)
     assert ledger.states_of[1] == "buffered"
-    assert shelved == [1]
+    assert shelved == {1}
 
 
 async def test_a_repeated_group_is_acknowledged_and_stored_once(running, ledger, store, make_group):
@@ -62,7 +64,7 @@ async def test_a_fenced_group_is_refused_and_leaves_nothing_behind(running, ledg
     assert reply.status == REFUSED
     assert "attempt 1" in reply.reason
     assert len(store) == 0
-    assert shelved == []
+    assert shelved == set()
 
 
 async def test_a_late_attempt_does_not_destroy_the_one_that_is_stored(running, ledger, store, make_group):
@@ -81,7 +83,7 @@ async def test_a_group_of_another_run_is_refused(running, ledger, store, make_gr
     reply = await intake.store(frames)
     assert reply.status == REFUSED
     assert "run 'other'" in reply.reason
-    assert (len(store), shelved, ledger.states_of[1]) == (0, [], "scored")
+    assert (len(store), shelved, ledger.states_of[1]) == (0, set(), "scored")
 
 
 async def test_a_malformed_group_is_refused_and_counted(running, metrics):
@@ -97,7 +99,7 @@ async def test_a_group_is_kept_by_its_sender_while_the_ledger_is_away(running, l
     assert (await intake.store(make_group(1)[1])).status == RETRY
     ledger.away = False
     assert (await intake.store(make_group(1)[1])).status == OK
-    assert shelved == [1]
+    assert shelved == {1}
 
 
 @pytest.mark.parametrize(
@@ -119,30 +121,61 @@ async def test_unscored_groups_are_dropped_and_counted(running, ledger, metrics,
     assert metrics.received.labels(end or "stored")._value.get() == 1
 
 
-async def test_groups_without_signal_are_dropped_when_signal_is_required(running, ledger, make_group):
+async def test_groups_without_signal_are_dropped_when_signal_is_required(running, ledger, make_group, metrics):
+    """All right and all wrong are counted apart."""
     intake, shelved = running(buffer=REQUIRE)
+    ledger.fly(1, 2, 3, 4)
+    replies = [await intake.store(make_group(n, rewards=r)[1]) for n, r in ((1, RIGHT), (2, WRONG), (3, WRONG))]
+    assert [reply.reason for reply in replies] == ["all_right", "all_wrong", "all_wrong"]
+    assert (await intake.store(make_group(4)[1])).reason == ""
+    assert shelved == {4}
+    assert ledger.reasons == {1: "all_right", 2: "all_wrong", 3: "all_wrong"}
+    assert [metrics.signal.labels(each)._value.get() for each in ("all_right", "all_wrong", "mixed")] == [
+        1,
+        2,
+        1,
+    ]
+
+
+async def test_of_a_quota_the_rest_may_be_without_signal(running, ledger, make_group):
+    """Four groups a step, two with signal: two without are kept, also when many come at once."""
+    intake, shelved = running(buffer={"min_informative_groups": 2}, batch={"groups": 4, "group_size": 2})
+    ledger.fly(*range(8))
+    await asyncio.gather(*(intake.store(make_group(n, rewards=WRONG)[1]) for n in range(8)))
+    assert len(shelved) == 2
+    assert len(ledger.reasons) == 6
+    shelved.clear()  # a step has taken them
+    ledger.fly(9)
+    assert (await intake.store(make_group(9, rewards=RIGHT)[1])).reason == ""
+
+
+async def test_shards_share_what_may_be_without_signal(running, ledger, make_group):
+    """Three of five groups over two shards: two in one, one in the other; a group offered again counts once."""
+    sections = {"buffer": {"shards": 2, "min_informative_frac": 0.4}, "batch": {"groups": 5, "group_size": 2}}
+    kept = []
+    for index in (0, 1):
+        intake, shelved = running(index, **sections)
+        ledger.fly(*range(10 * index, 10 * index + 4))
+        for ticket in range(10 * index, 10 * index + 4):
+            for _ in range(2):
+                await intake.store(make_group(ticket, rewards=WRONG)[1])
+        kept.append(len(shelved))
+    assert kept == [2, 1]
+
+
+async def test_a_spent_budget_lets_everything_in(running, ledger, make_group, ask):
+    intake, _ = running(buffer=REQUIRE)
     ledger.fly(1, 2)
-    assert (await intake.store(make_group(1, rewards=(1.0, 1.0))[1])).reason == "uninformative"
-    assert (await intake.store(make_group(2)[1])).reason == ""
-    assert shelved == [2]
+    await intake.offers.offer(ask(spent=True))
+    assert (await intake.store(make_group(1, rewards=WRONG)[1])).reason == ""
+    await intake.offers.offer(ask(spent=False))
+    assert (await intake.store(make_group(2, rewards=WRONG)[1])).reason == "all_wrong"
+    assert intake.offers._free == {1}
 
 
-async def test_a_run_without_signal_stops_with_the_count(running, ledger, make_group):
-    """Case 33: bounded attempts, then a clear halt."""
-    intake, _ = running(buffer=REQUIRE)
-    ledger.fly(1, 2, 3)
-    for ticket in (1, 2):
-        await intake.store(make_group(ticket, rewards=(0.0, 0.0))[1])
-    with pytest.raises(RunHalted, match="0 of the last 3 groups carry signal"):
-        await intake.store(make_group(3, rewards=(0.0, 0.0))[1])
-
-
-async def test_signal_starts_the_count_anew(running, ledger, make_group):
-    intake, _ = running(buffer=REQUIRE)
-    ledger.fly(*range(6))
-    for ticket in range(6):
-        rewards = (0.0, 1.0) if ticket == 2 else (0.0, 0.0)
-        if ticket < 5:
-            await intake.store(make_group(ticket, rewards=rewards)[1])
-    with pytest.raises(RunHalted):
-        await intake.store(make_group(5, rewards=(0.0, 0.0))[1])
+async def test_the_ledger_learns_the_bytes(running, ledger, make_group):
+    intake, _ = running()
+    ledger.fly(1)
+    _, frames = make_group(1)
+    await intake.store(frames)
+    assert ledger.sizes[1] == sum(map(len, frames))

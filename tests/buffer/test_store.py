@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
 
-from slipstream.buffer.store import Row, Store, ordered
+from slipstream.buffer.store import Store
 from slipstream.errors import SlipstreamError, UserError
 from slipstream.messages import decode_group
+
+
+def by_arrival(store):
+    return sorted(store.rows, key=lambda row: row.arrived)
 
 
 def test_what_was_put_is_there_after_reopening(tmp_path, make_group):
@@ -16,7 +21,7 @@ def test_what_was_put_is_there_after_reopening(tmp_path, make_group):
     store.put([make_group(5, version=3), make_group(2)])
     store.close()
     again = Store(tmp_path / "b.sqlite")
-    assert [(row.ticket, row.oldest, row.tokens) for row in ordered(again.rows, "fifo")] == [
+    assert [(row.ticket, row.oldest, row.tokens) for row in by_arrival(again)] == [
         (5, 3, 4),
         (2, 0, 4),
     ]
@@ -32,7 +37,42 @@ def test_arrival_order_goes_on_after_reopening(tmp_path, make_group):
     store.close()
     again = Store(tmp_path / "b.sqlite")
     again.put([make_group(1)])
-    assert [row.ticket for row in ordered(again.rows, "fifo")] == [9, 1]
+    assert [row.ticket for row in by_arrival(again)] == [9, 1]
+
+
+def test_arrivals_are_in_order_whatever_the_clock_does(tmp_path, make_group):
+    """Shards on one host share the clock; one that goes back, or stands still, puts nobody in front."""
+    now = 1000
+    store = Store(tmp_path / "b.sqlite", clock=lambda: now)
+    store.put([make_group(5), make_group(4)])
+    now = 10
+    store.put([make_group(3)])
+    assert [row.ticket for row in by_arrival(store)] == [5, 4, 3]
+    assert [row.arrived for row in by_arrival(store)] == sorted({row.arrived for row in store.rows})
+
+
+def test_the_table_of_another_release_goes(tmp_path, make_group):
+    path = tmp_path / "b.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE groups (ticket INTEGER PRIMARY KEY, attempt INTEGER)")
+        db.execute("INSERT INTO groups VALUES (1, 0)")
+        db.commit()
+    store = Store(path)
+    assert len(store) == 0
+    store.put([make_group(1)])
+    assert Store(path).holds(1, 0)
+
+
+def test_without_sync_a_killed_process_loses_nothing(tmp_path, make_group):
+    store = Store(tmp_path / "b.sqlite", sync=False)
+    store.put([make_group(1)])
+    assert Store(tmp_path / "b.sqlite").holds(1, 0)
+
+
+def test_bytes_count_the_frames(store, make_group):
+    made = make_group(1)
+    store.put([made])
+    assert store.bytes == sum(map(len, made[1]))
 
 
 def test_a_connection_that_never_closed_loses_nothing(tmp_path, make_group):
@@ -101,23 +141,3 @@ def test_a_file_that_cannot_be_opened_is_one_line(tmp_path: Path):
     (tmp_path / "b.sqlite").mkdir()
     with pytest.raises(UserError, match=r"b\.sqlite.*run\.root"):
         Store(tmp_path / "b.sqlite")
-
-
-ROWS = [Row(1, 0, 5, 1, 3), Row(2, 0, 4, 1, 1), Row(3, 0, 5, 1, 2), Row(4, 0, 3, 1, 4)]
-
-
-@pytest.mark.parametrize(
-    ("order", "tickets"),
-    [("fifo", [2, 3, 1, 4]), ("freshest", [3, 1, 2, 4]), ("oldest_first", [4, 2, 3, 1])],
-)
-def test_orders(order, tickets):
-    assert [row.ticket for row in ordered(ROWS, order)] == tickets
-
-
-def test_random_order_depends_on_seed_and_ticket_alone():
-    rows = [Row(n, 0, 0, 1, n) for n in range(20)]
-    first = [row.ticket for row in ordered(rows, "random", seed=1)]
-    assert first == [row.ticket for row in ordered(reversed(rows), "random", seed=1)]
-    assert first != [row.ticket for row in ordered(rows, "random", seed=2)]
-    rest = [row for row in rows if row.ticket != first[0]]
-    assert [row.ticket for row in ordered(rest, "random", seed=1)] == first[1:]

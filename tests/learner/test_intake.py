@@ -3,16 +3,14 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from slipstream.config.load import build
-from slipstream.errors import FencedError, RunHalted, TransportTimeout
+from slipstream.errors import FencedError, RunHalted
 from slipstream.learner import intake as intake_module
 from slipstream.learner.intake import Intake
+from slipstream.learner.intake_draw import Waiting
 from slipstream.learner.restore import Line
-from slipstream.messages import Take, encode_group
-from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
 
 class FakeLedger:
@@ -35,19 +33,21 @@ class FakeLedger:
         return SimpleNamespace(line="issued 9 = in flight 9")
 
 
-class FakeSender:
+class FakeDraw:
     """Gives its answers one after the other, and each takes a minute of the clock."""
 
     def __init__(self, clock) -> None:
-        self.clock, self.answers, self.parcels = clock, [], []
+        self.clock, self.answers, self.closed = clock, [], 0
 
-    async def deliver(self, parcel, deadline):
-        self.parcels.append(parcel)
+    async def batch(self, line):
         self.clock.now += 60.0
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def close(self):
+        self.closed += 1
 
 
 @pytest.fixture
@@ -60,26 +60,24 @@ def bench(monkeypatch):
         "reward": {"functions": [{"use": "last_number"}]},
         "learner": {"take_timeout_seconds": 300.0},
     }
-    sender, ledger = FakeSender(clock), FakeLedger()
-    parts = SimpleNamespace(config=build(tree)[0], ledger=ledger, sender=sender, learner="me")
-    return SimpleNamespace(take=lambda: Intake(parts).take(Line(4, 7)), sender=sender, ledger=ledger)
+    draw, ledger = FakeDraw(clock), FakeLedger()
+    parts = SimpleNamespace(config=build(tree)[0], ledger=ledger, sender=None, learner="me")
+    monkeypatch.setattr(intake_module, "Draw", lambda parts: draw)
+    return SimpleNamespace(take=lambda: Intake(parts).take(Line(4, 7)), draw=draw, ledger=ledger)
 
 
-WAITING = Reply(RETRY, "3 of 8 groups are here")
+WAITING = Waiting("3 of 8 groups are here")
 
 
-async def test_a_batch_is_asked_for_until_it_is_full(bench, make_group):
-    frames = [*encode_group(*make_group([1], [[5, 2], [6, 2]], [1.0, 0.0], ticket=3))]
-    bench.sender.answers = [WAITING, TransportTimeout("buffer away"), Reply(OK, frames=frames)]
-    batch = await bench.take()
-    assert [group.ticket for group, _ in batch] == [3]
-    request = msgspec.msgpack.decode(bench.sender.parcels[0].frames[0], type=Take)
-    assert (request.step, request.version, request.groups, request.learner) == (5, 7, 8, "me")
-    assert len({parcel.id for parcel in bench.sender.parcels}) == 3
+async def test_a_batch_is_waited_for_until_it_is_full(bench, make_group):
+    batch = [make_group([1], [[5, 2], [6, 2]], [1.0, 0.0], ticket=3)]
+    bench.draw.answers = [WAITING, Waiting("buffer away"), batch]
+    assert await bench.take() == batch
+    assert bench.draw.closed == 1  # no question stays open while the step is trained
 
 
 async def test_the_end_of_the_data_is_no_batch(bench):
-    bench.sender.answers = [Reply("end")]
+    bench.draw.answers = [None]
     assert await bench.take() is None
 
 
@@ -87,14 +85,14 @@ async def test_data_that_ended_before_anything_was_trained_is_a_halt(bench):
     """Case 79: a run of failures alone is no success."""
     bench.ledger.trained = 0
     bench.ledger.facts.last_failure = "engine: HTTP 400"
-    bench.sender.answers = [Reply("end")]
+    bench.draw.answers = [None]
     with pytest.raises(RunHalted, match=r"nothing was trained.*HTTP 400"):
         await bench.take()
 
 
 async def test_waiting_says_for_what(bench, caplog):
     bench.ledger.roles = ["reward"]
-    bench.sender.answers = [WAITING, Reply("end")]
+    bench.draw.answers = [WAITING, None]
     with caplog.at_level(logging.INFO, "slipstream"):
         await bench.take()
     line = caplog.records[0].getMessage()
@@ -105,7 +103,7 @@ async def test_waiting_says_for_what(bench, caplog):
 
 async def test_a_wait_ends_at_its_deadline_with_the_reason(bench):
     """Promise 8."""
-    bench.sender.answers = [WAITING]
+    bench.draw.answers = [WAITING]
     with pytest.raises(
         RunHalted, match=r"within 300 s \(learner.take_timeout_seconds\): 3 of 8 groups are here"
     ):
@@ -115,7 +113,7 @@ async def test_a_wait_ends_at_its_deadline_with_the_reason(bench):
 async def test_rollouts_that_all_fail_stop_the_run_with_the_engines_words(bench):
     """Case 79."""
     bench.ledger.facts.failures_in_row, bench.ledger.facts.last_failure = 30, "engine: HTTP 400"
-    bench.sender.answers = [WAITING]
+    bench.draw.answers = [WAITING]
     with pytest.raises(
         RunHalted, match="30 rollouts failed in a row and none succeeded; last: engine: HTTP 400"
     ):
@@ -128,6 +126,7 @@ async def test_a_learner_that_was_replaced_stops_asking(bench, monkeypatch):
 
     monkeypatch.setattr(intake_module, "asyncio", SimpleNamespace(sleep=no_pause))
     bench.ledger.facts.learner = "another"
-    bench.sender.answers = [Reply(REFUSED, "learner me does not hold the run")]
+    bench.draw.answers = [Waiting("learner me does not hold the run", trouble=True)]
     with pytest.raises(FencedError, match="another has taken the run over"):
         await bench.take()
+    assert bench.draw.closed == 1

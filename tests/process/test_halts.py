@@ -31,12 +31,15 @@ def test_a_reward_without_signal_stops_the_run(stack, simulated, tmp_path):
         *simulated,
         "run.steps=5",
         f"reward.functions.0.use={tmp_path}/constant.py:zero",
-        "buffer.informative=require",
-        "buffer.max_uninformative=20",
+        "buffer.min_informative_frac=1.0",
+        "buffer.refill_groups=20",
     )
     assert run.wait() == EXIT_HALTED, run.text
-    assert "0 of the last 21 groups carry signal" in run.text.strip().splitlines()[-1]
-    assert "dropped 20 " in run.audit()
+    last = run.text.strip().splitlines()[-1]
+    found = re.search(r"0 of the last (\d+) groups carry signal", last)
+    assert found is not None, last
+    assert int(found[1]) > 20
+    assert re.search(r"dropped \d+ \(\d+ tokens\) \[all_wrong \d+\]", run.audit())
     run.assert_gone()
 
 

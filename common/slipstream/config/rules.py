@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from slipstream.algo.contradictions import contradictions as objective_contradic
 from slipstream.algo.recipes import resolve
 from slipstream.algo.spec import Objective
 from slipstream.config.schema import Config
+
+ORDERS = ("fifo", "freshest", "oldest_first", "random")
 
 
 def objective_of(config: Config) -> Objective:
@@ -64,7 +67,17 @@ def _context(config: Config) -> Context:
         reward_components=len(config.reward.functions),
         adam_eps=config.learner.optimizer.eps,
         groups_per_step=config.batch.groups,
+        min_informative_groups=config.buffer.min_informative_groups,
+        min_informative_frac=config.buffer.min_informative_frac,
     )
+
+
+def informative_quota(config: Config) -> int:
+    """Groups of a step that must carry signal."""
+    share = config.buffer.min_informative_frac
+    if share is None:
+        return config.buffer.min_informative_groups or 0
+    return math.ceil(round(share * config.batch.groups, 6))
 
 
 def _own_refusals(config: Config) -> list[str]:
@@ -87,7 +100,38 @@ def _own_refusals(config: Config) -> list[str]:
     schedule = config.learner.optimizer.schedule
     if schedule in ("linear", "cosine") and config.run.steps is None:
         found.append(f"learner.optimizer.schedule {schedule} needs run.steps; set it or use constant")
-    return [*found, *_data_refusals(config), *_redis_refusals(config), *_secrets(config.model_dump())]
+    return [
+        *found,
+        *_buffer_refusals(config),
+        *_data_refusals(config),
+        *_redis_refusals(config),
+        *_secrets(config.model_dump()),
+    ]
+
+
+def _buffer_refusals(config: Config) -> list[str]:
+    buffer, groups, eta = config.buffer, config.batch.groups, config.staleness.max_staleness
+    found = []
+    if buffer.order not in ORDERS and ":" not in buffer.order:
+        known = ", ".join(ORDERS)
+        found.append(
+            f"buffer.order {buffer.order!r} is unknown; use {known}, or name a function as file.py:function"
+        )
+    if buffer.reuse > eta + 1:
+        found.append(
+            f"buffer.reuse {buffer.reuse} is above staleness.max_staleness + 1 ({eta + 1}), so the last uses of a "
+            "group would be over the bound; lower the first or raise the second"
+        )
+    for name, value in (
+        ("max_groups", buffer.max_groups),
+        ("min_informative_groups", buffer.min_informative_groups),
+    ):
+        if value is not None and (value < groups if name == "max_groups" else value > groups):
+            relation = "below" if name == "max_groups" else "above"
+            found.append(
+                f"buffer.{name} {value} is {relation} batch.groups {groups}; a step could never be filled"
+            )
+    return found
 
 
 def _data_refusals(config: Config) -> list[str]:

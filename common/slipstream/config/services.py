@@ -63,12 +63,34 @@ class RewardSection(Section):
 class BufferSection(Section):
     """The durable store of scored groups."""
 
-    order: Literal["fifo", "freshest", "oldest_first", "random"] = setting("fifo", "which group is next")
-    informative: Literal["keep", "require"] = setting(
-        "keep", "keep trains every group; require drops groups whose rewards are all equal"
+    shards: int = setting(1, "buffer processes; a ticket's number says which one holds its group", ge=1)
+    order: str = setting(
+        "fifo",
+        "which group is next: fifo, freshest, oldest_first, random, or a function of the stored groups and the "
+        "step that returns tickets, as package.module:function or file.py:function",
     )
-    max_uninformative: int = setting(
-        512, "stop the run after this many uninformative groups in a row (informative: require)", ge=1
+    reuse: int = setting(1, "steps that train on each group; at most staleness.max_staleness + 1", ge=1)
+    max_groups: int | None = setting(
+        None, "most open groups; null leaves it to staleness. What is over the bound is not begun", ge=1
+    )
+    max_mb: int | None = setting(
+        None,
+        "most MiB of stored groups that wait for a step; null is unbounded. Less is begun, none is dropped",
+        ge=1,
+    )
+    sync: bool = setting(
+        True,
+        "fsync before a group is acknowledged; without, a power cut costs the newest, which are rolled out anew",
+    )
+    min_informative_groups: int | None = setting(
+        None, "least groups of a step whose rewards differ; others beyond are dropped and replaced", ge=1
+    )
+    min_informative_frac: float | None = setting(
+        None, "the same as a share of batch.groups, rounded up", gt=0.0, le=1.0
+    )
+    refill_groups: int = setting(512, "groups without signal that may be dropped for one step", ge=1)
+    refill_spent: Literal["raise", "proceed"] = setting(
+        "raise", "when so many were: raise stops the run, proceed trains on what is there"
     )
 
 

@@ -27,7 +27,7 @@ _FORMS = (
 )
 
 
-def load_function(path: str) -> Reward:
+def load_function(path: str, what: str = "scorer") -> Reward:
     """Import the function that `package.module:function` or `file.py:function` names.
 
     Raises:
@@ -41,13 +41,13 @@ def load_function(path: str) -> Reward:
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         mend = "raise memory_mb" if "failed to map segment" in cause else ""
-        raise UserError(f"scorer {path!r}: importing {where!r} failed: {cause}", mend) from error
+        raise UserError(f"{what} {path!r}: importing {where!r} failed: {cause}", mend) from error
     function: Any = module
     for part in name.split("."):
         function = getattr(function, part, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
-        raise UserError(f"scorer {path!r}: {where!r} has no function {name!r}", f"it has {there or 'none'}")
+        raise UserError(f"{what} {path!r}: {where!r} has no function {name!r}", f"it has {there or 'none'}")
     found: Reward = function
     return found
 

@@ -128,7 +128,14 @@ class BufferMetrics(Metrics):
         self.groups = self.gauge("buffer_groups", "groups stored")
         self.tokens = self.gauge("buffer_tokens", "completion tokens stored")
         self.ready = self.gauge("buffer_ready_groups", "stored groups that no step has taken")
+        self.bytes = self.gauge("buffer_bytes", "bytes of the groups stored")
         self.received = self.counter("buffer_received_total", "groups by what became of them", "end")
+        self.signal = self.counter(
+            "buffer_signal_total", "groups by mixed, all_right or all_wrong rewards", "signal"
+        )
+        self.lost = self.counter(
+            "buffer_lost_total", "groups that the store had lost; they are rolled out anew"
+        )
 
 
 class LearnerMetrics(Metrics):

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipstream.buffer.store import Store
+from slipstream.buffer.quota import Quota, signal_of
+from slipstream.buffer.store import Store, size_of
 from slipstream.config.schema import Config
-from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted, StalenessError
+from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
 from slipstream.ledger.client import Ledger
 from slipstream.messages import Frames, Group, check_run, decode_group
 from slipstream.telemetry.metrics import BufferMetrics
@@ -35,6 +36,7 @@ class Intake:
         ledger: Ledger,
         store: Store,
         shard: str,
+        quota: Quota,
         shelve: Callable[[int], None],
         metrics: BufferMetrics,
     ) -> None:
@@ -44,16 +46,13 @@ class Intake:
         self._shard = shard
         self._metrics = metrics
         self._waiting: asyncio.Queue[_Arrival] = asyncio.Queue(1024)
+        self._quota = quota
         self._shelve = shelve
-        self._uninformative = 0
 
     async def store(self, frames: Frames) -> Reply:
         """Store one scored group; "ok" means that it is on disk and in the ledger, or listed as dropped.
 
         "retry" means that the ledger could not be told; the sender keeps the group and offers it again.
-
-        Raises:
-            RunHalted: No group carries signal any more.
         """
         try:
             group, _ = decode_group(frames)
@@ -61,8 +60,7 @@ class Intake:
         except MessageError as error:
             return self._refuse(f"malformed: {error}")
         try:
-            reason = self._why_drop(group)
-            await (self._drop(group, reason) if reason else self._keep(group, frames))
+            reason = await self._decide(group, frames)
         except (FencedError, StalenessError) as error:
             if self._store.holds(group.ticket, group.attempt):
                 await asyncio.to_thread(self._store.delete, [group.ticket])
@@ -72,10 +70,29 @@ class Intake:
             return Reply(RETRY, str(error))
         return Reply(OK, reason)
 
-    async def _keep(self, group: Group, frames: Frames) -> None:
-        if not self._store.holds(group.ticket, group.attempt):
+    async def _decide(self, group: Group, frames: Frames) -> str:
+        """Keep the group, or drop it; returns the reason why it is not worth storing, if it is not."""
+        if len(group.scored_rewards) < min(2, self._config.batch.group_size):
+            await self._drop(group, "unscored")
+            return "unscored"
+        signal = signal_of(group)
+        self._metrics.signal.labels(signal).inc()
+        if self._store.holds(group.ticket, group.attempt):  # offered again: it counts among those kept
+            await self._keep(group, frames)
+            return ""
+        if not self._quota.admits(group):
+            await self._drop(group, signal)
+            return signal
+        try:
             await self._write(group, frames)
-        await self._book(group)
+            await self._keep(group, frames)
+        finally:
+            self._quota.settled(group)
+        return ""
+
+    async def _keep(self, group: Group, frames: Frames) -> None:
+        """Book what is stored."""
+        await self._book(group, size_of(frames))
         self._metrics.received.labels("stored").inc()
         self._shelve(group.ticket)
 
@@ -99,7 +116,7 @@ class Intake:
         await self._waiting.put(_Arrival(group, frames, stored))
         await stored
 
-    async def _book(self, group: Group) -> None:
+    async def _book(self, group: Group, size: int) -> None:
         await self._ledger.buffered(
             group.ticket,
             group.attempt,
@@ -108,22 +125,8 @@ class Intake:
             newest=group.newest_version,
             tokens=group.token_count,
             informative=group.informative,
+            size=size,
         )
-
-    def _why_drop(self, group: Group) -> str:
-        """Why a group is not worth storing, or nothing: too little of it is scored, or it carries no signal."""
-        if len(group.scored_rewards) < min(2, self._config.batch.group_size):
-            return "unscored"
-        if self._config.buffer.informative == "keep" or group.informative:
-            self._uninformative = 0
-            return ""
-        self._uninformative += 1
-        if self._uninformative > self._config.buffer.max_uninformative:
-            raise RunHalted(
-                f"0 of the last {self._uninformative} groups carry signal (buffer.max_uninformative): all rewards "
-                "in each group are equal; check the reward, the prompts' difficulty and batch.group_size"
-            )
-        return "uninformative"
 
     def _refuse(self, reason: str) -> Reply:
         self._metrics.received.labels("refused").inc()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack
 
-from slipstream.buffer.batches import Batches
 from slipstream.buffer.intake import Intake
+from slipstream.buffer.offers import Offers
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.run_folder import RunFolder
+from slipstream.shards import index_of
 from slipstream.telemetry.book import BookMetrics
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import REFUSED, Delivery, Reply
@@ -24,32 +25,35 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
 
     async def service(life: Life) -> None:
         async with AsyncExitStack() as stack:
-            store = Store(folder.buffer(name))
+            index = index_of(name, config.buffer.shards)
+            store = Store(folder.buffer(index), config.buffer.sync)
             stack.callback(store.close)
             metrics = BufferMetrics()
             site = await open_site(config, name, "buffer", metrics, life, stack)
             receiver = await site.receiver()
             await site.ledger.state(wait_s=OPEN_SECONDS)
-            batches = Batches(config, site.ledger, store, metrics)
-            await batches.catch_up()
-            intake = Intake(config, site.ledger, store, name, batches.shelve, metrics)
+            offers = Offers(config, site.ledger, store, index, metrics)
+            await offers.catch_up()
+            intake = Intake(config, site.ledger, store, offers.shard, offers.quota, offers.shelve, metrics)
             life.watch("intake", intake.run())
-            life.watch("housekeeping", batches.keep_house(life))
+            life.watch("housekeeping", offers.keep_house(life))
             life.watch("book", BookMetrics(metrics).follow(site.ledger, life))
             await site.join()
             life.drains()
             async for delivery in arrivals(receiver, life):
-                life.watch("answer", _answer(delivery, intake, batches), endless=False)
+                life.watch("answer", _answer(delivery, intake, offers), endless=False)
 
     return service
 
 
-async def _answer(delivery: Delivery, intake: Intake, batches: Batches) -> None:
+async def _answer(delivery: Delivery, intake: Intake, offers: Offers) -> None:
     parcel = delivery.parcel
     if parcel.kind == "group":
         reply = await intake.store(parcel.frames)
-    elif parcel.kind == "take":
-        reply = await batches.take(parcel.frames)
+    elif parcel.kind == "offer":
+        reply = await offers.offer(parcel.frames)
+    elif parcel.kind == "fetch":
+        reply = await offers.fetch(parcel.frames)
     else:
         reply = Reply(REFUSED, f"a buffer knows no {parcel.kind!r}")
     await delivery.reply(reply)

@@ -1,74 +1,82 @@
 """The durable store of scored groups: one SQLite file, no network, no clock.
 
 SQLite in WAL mode, because one file gives atomic multi-row writes, survives kill -9 at any instant, can be
-read while it is written and needs no server. `synchronous=FULL` makes a put survive a power cut as well:
-a group is acknowledged only after its commit returned. Which group is in which state is the ledger's business;
-the store keeps payloads and what is needed to order them.
+read while it is written and needs no server (docs/architecture.md weighs the others). `synchronous=FULL` makes a
+put survive a power cut as well: a group is acknowledged only after its commit returned. Which group is in which
+state is the ledger's business; the store keeps payloads and what is needed to order them.
 """
 
 from __future__ import annotations
 
-import random
+import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from slipstream.errors import SlipstreamError, UserError
-from slipstream.messages import Frame, Group
+from slipstream.frames import Frame
+from slipstream.messages import Group, Stored
 
-Order = Literal["fifo", "freshest", "oldest_first", "random"]
-
-_SCHEMA = """
+log = logging.getLogger("slipstream.buffer")
+SCHEMA = 2
+_FACTS = "ticket, attempt, prompt_index, oldest, tokens, arrived, informative, reward, size"
+_TABLE = """
 CREATE TABLE IF NOT EXISTS groups (
-    ticket INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, oldest INTEGER NOT NULL, tokens INTEGER NOT NULL,
-    arrived INTEGER NOT NULL, header BLOB NOT NULL, prompt BLOB NOT NULL, ids BLOB NOT NULL,
-    logprobs BLOB NOT NULL
+    ticket INTEGER PRIMARY KEY, attempt INTEGER NOT NULL, prompt_index INTEGER NOT NULL, oldest INTEGER NOT NULL,
+    tokens INTEGER NOT NULL, arrived INTEGER NOT NULL, informative INTEGER NOT NULL, reward REAL NOT NULL,
+    size INTEGER NOT NULL, header BLOB NOT NULL, prompt BLOB NOT NULL, ids BLOB NOT NULL, logprobs BLOB NOT NULL
 ) WITHOUT ROWID
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What ordering and eviction need to know of a stored group."""
-
-    ticket: int
-    attempt: int
-    oldest: int
-    tokens: int
-    arrived: int
 
 
 class Store:
     """Scored groups on disk, keyed by ticket; small facts about each are kept in memory as well.
 
     Methods may be called from several threads; each call waits for the one before it.
+
+    Args:
+        path: The file; made when it is missing.
+        sync: Whether a put is on the disk when it returns. Without, it survives the death of the process, but
+            the newest ones may be missing after a power cut.
+        clock: Microseconds since the epoch; shards on one host thereby share one order of arrival.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, sync: bool = True, clock: Callable[[], int] = lambda: time.time_ns() // 1000
+    ) -> None:
         self._path = path
+        self._clock = clock
         self._guard = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute(_SCHEMA)
+            self._db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+            self._prepare()
+            rows = self._db.execute(f"SELECT {_FACTS} FROM groups").fetchall()
         except (OSError, sqlite3.Error) as error:
             problem = f"buffer file {path} cannot be opened: {error}"
             raise UserError(problem, "check run.root and its disk") from None
-        columns = "ticket, attempt, oldest, tokens, arrived"
-        self._rows = {row[0]: Row(*row) for row in self._db.execute(f"SELECT {columns} FROM groups")}
-        self._arrivals = max((row.arrived for row in self._rows.values()), default=0)
+        self._rows = {row[0]: Stored(*row[:6], bool(row[6]), *row[7:]) for row in rows}
+        self._newest = max((row.arrived for row in self._rows.values()), default=0)
+
+    def _prepare(self) -> None:
+        """Another release's table goes: the ledger has its groups rolled out anew, as those of a lost file."""
+        (schema,) = self._db.execute("PRAGMA user_version").fetchone()
+        if schema != SCHEMA and self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            log.warning("%s was written by another release: its groups are rolled out anew", self._path)
+            self._db.execute("DROP TABLE IF EXISTS groups")
+        self._db.execute(_TABLE)
+        self._db.execute(f"PRAGMA user_version={SCHEMA}")
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Stored]:
         """Every stored group."""
         return list(self._rows.values())
 
@@ -76,6 +84,15 @@ class Store:
     def tokens(self) -> int:
         """Completion tokens stored."""
         return sum(row.tokens for row in self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the stored groups; the file is somewhat larger."""
+        return sum(row.size for row in self.rows)
+
+    def row(self, ticket: int) -> Stored | None:
+        """What is stored of a ticket."""
+        return self._rows.get(ticket)
 
     def holds(self, ticket: int, attempt: int) -> bool:
         """Whether this attempt's group is stored."""
@@ -91,25 +108,14 @@ class Store:
         with self._transaction():
             kept = [each for each in batch if not self._holds_newer(each[0])]
             kept.sort(key=lambda each: each[0].attempt)  # of two in one batch the later statement stays
-            rows = [
-                Row(
-                    group.ticket,
-                    group.attempt,
-                    group.oldest_version,
-                    group.token_count,
-                    self._arrivals + offset,
-                )
-                for offset, (group, _) in enumerate(kept, start=1)
-            ]
+            first = max(self._newest + 1, self._clock())
+            rows = [facts_of(group, frames, first + at) for at, (group, frames) in enumerate(kept)]
             self._db.executemany(
-                "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (row.ticket, row.attempt, row.oldest, row.tokens, row.arrived, *map(bytes, frames))
-                    for row, (_, frames) in zip(rows, kept, strict=True)
-                ],
+                f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * 13)})",
+                [(*_columns(row), *frames) for row, (_, frames) in zip(rows, kept, strict=True)],
             )
             self._db.execute("COMMIT")
-            self._arrivals += len(rows)
+            self._newest = first + len(rows)
             self._rows.update({row.ticket: row for row in rows})
 
     def frames(self, tickets: Iterable[int]) -> list[bytes]:
@@ -160,12 +166,36 @@ class Store:
                     self._db.execute("ROLLBACK")
 
 
-def ordered(rows: Iterable[Row], order: Order, seed: int = 0) -> list[Row]:
-    """Rows in the order in which they are to be trained; `random` is repeatable by seed and ticket."""
-    if order == "fifo":
-        return sorted(rows, key=lambda row: row.arrived)
-    if order == "freshest":
-        return sorted(rows, key=lambda row: (-row.oldest, row.arrived))
-    if order == "oldest_first":
-        return sorted(rows, key=lambda row: (row.oldest, row.arrived))
-    return sorted(rows, key=lambda row: random.Random(f"{seed}:{row.ticket}").random())
+def facts_of(group: Group, frames: Sequence[Frame], arrived: int) -> Stored:
+    """What orders and quotas need to know of a group; `size` counts the bytes of its frames."""
+    rewards = group.scored_rewards
+    return Stored(
+        group.ticket,
+        group.attempt,
+        group.prompt_index,
+        group.oldest_version,
+        group.token_count,
+        arrived,
+        group.informative,
+        sum(rewards) / len(rewards) if rewards else 0.0,
+        size_of(frames),
+    )
+
+
+def size_of(frames: Sequence[Frame]) -> int:
+    """Bytes that a group takes up."""
+    return sum(len(frame) for frame in frames)
+
+
+def _columns(row: Stored) -> tuple[int | float, ...]:
+    return (
+        row.ticket,
+        row.attempt,
+        row.prompt_index,
+        row.oldest,
+        row.tokens,
+        row.arrived,
+        int(row.informative),
+        row.reward,
+        row.size,
+    )

@@ -8,6 +8,7 @@ from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.rewards.base import RewardSpec
+from slipstream.rewards.functions import load_function
 from slipstream.rewards.scorers import Scorers
 
 
@@ -19,6 +20,11 @@ def missing_files(config: Config) -> list[str]:
             Scorers.load([RewardSpec(use=function.use, options=function.options)])
         except UserError as error:
             found.append(f"reward.functions.{index}.use: {error}")
+    if ":" in config.buffer.order:
+        try:
+            load_function(config.buffer.order, "buffer.order")
+        except UserError as error:
+            found.append(str(error))
     sets = {"data": config.data} | {
         f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()
     }

@@ -1,34 +1,31 @@
-"""The learner's side of a take: asks the buffer for a step's batch until it is full, and knows when to give up."""
+"""The learner's wait for a batch: draws until one is full, tells what it waits for, and knows when to give up."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 
-import msgspec
-
-from slipstream.errors import FencedError, RunHalted, TransportTimeout
+from slipstream.errors import FencedError, RunHalted
+from slipstream.learner.intake_draw import Batch, Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
-from slipstream.messages import Frames, Group, GroupArrays, Take, decode_group
-from slipstream.transport.base import OK, RETRY, Parcel, Reply
 
 log = logging.getLogger("slipstream.learner")
-_ASK_SECONDS = 10.0
 _LOOK_SECONDS = 2.0
 _TELL_SECONDS = 15.0
+_TROUBLE_SECONDS = 0.2
 _FAILURES_TO_STOP = 30
 
-Batch = list[tuple[Group, GroupArrays]]
+__all__ = ["Batch", "Intake"]
 
 
 class Intake:
-    """Asks for batches."""
+    """Waits for batches."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._draw = Draw(parts)
 
     async def take(self, line: Line) -> Batch | None:
         """The batch of the next step, or None at the end of the data.
@@ -38,40 +35,29 @@ class Intake:
                 data ended before anything was trained.
             FencedError: Another learner has taken the run over.
         """
+        try:
+            return await self._wait(line)
+        finally:
+            await self._draw.close()
+
+    async def _wait(self, line: Line) -> Batch | None:
         started = looked = told = time.monotonic()
         while True:
-            reply = await self._ask(line)
-            if reply.status == OK:
-                return _groups(reply.frames)
-            if reply.status == "end":
+            drawn = await self._draw.batch(line)
+            if drawn is None:
                 return await self._end()
+            if not isinstance(drawn, Waiting):
+                return drawn
             now = time.monotonic()
             if now - looked > _LOOK_SECONDS:
                 looked = now
-                await self._stop_if_hopeless(now - started, reply.reason)
+                await self._stop_if_hopeless(now - started, drawn.reason)
             if now - told > _TELL_SECONDS:
                 told = now
-                log.info("waiting for step %d: %s", line.step + 1, await self._why(now - started, reply.reason))
-            if reply.status != RETRY:
-                log.warning("the buffer refused: %s", reply.reason)
-                await asyncio.sleep(1.0)
-
-    async def _ask(self, line: Line) -> Reply:
-        config = self._parts.config
-        request = Take(
-            run=config.run.name or "",
-            learner=self._parts.learner,
-            step=line.step + 1,
-            version=line.version,
-            groups=config.batch.groups,
-            whole=config.batch.drop_last,
-        )
-        # a take is repeatable, so each question is a parcel of its own
-        parcel = Parcel(f"take{request.step}.{os.urandom(6).hex()}", "take", [msgspec.msgpack.encode(request)])
-        try:
-            return await self._parts.sender.deliver(parcel, _ASK_SECONDS)
-        except TransportTimeout as error:
-            return Reply(RETRY, str(error))
+                log.info("waiting for step %d: %s", line.step + 1, await self._why(now - started, drawn.reason))
+            if drawn.trouble:
+                log.debug("the buffer: %s", drawn.reason)
+                await asyncio.sleep(_TROUBLE_SECONDS)
 
     async def _stop_if_hopeless(self, waited: float, reason: str) -> None:
         state = await self._parts.ledger.state()
@@ -100,7 +86,3 @@ class Intake:
             failure = f"; last failure: {last}" if last else ""
             raise RunHalted(f"the data ended and nothing was trained: {counts.conservation().line}{failure}")
         log.info("the data has ended")
-
-
-def _groups(frames: Frames) -> Batch:
-    return [decode_group(frames[start : start + 4]) for start in range(0, len(frames), 4)]

@@ -100,4 +100,7 @@ def run_terms(parts: Parts) -> RunTerms:
         max_attempts=config.rollout.attempts,
         end_ticket=None if epochs is None else epochs * len(prompts),
         ticket_deadline_s=config.rollout.ticket_seconds,
+        reuse=config.buffer.reuse,
+        max_groups=config.buffer.max_groups or 0,
+        max_bytes=(config.buffer.max_mb or 0) << 20,
     )

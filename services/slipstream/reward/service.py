@@ -17,6 +17,7 @@ from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, 
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
 from slipstream.run_folder import RunFolder
+from slipstream.shards import peer_of, shard_of
 from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.metrics import RewardMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Parcel, Reply, Sender
@@ -54,6 +55,7 @@ class RewardService:
         self, config: Config, ledger: Ledger, scorers: Scorers, sender: Sender, metrics: RewardMetrics
     ) -> None:
         self._run = config.run.name
+        self._shards = config.buffer.shards
         self._ledger = ledger
         self._scorers = scorers
         self._sender = sender
@@ -122,10 +124,24 @@ class RewardService:
             if cause := self._strikes.note(sample.unscored):
                 raise RunHalted(cause)
 
+    def _shard(self, group: Group) -> str | None:
+        """The buffer process that holds the ticket's shard; any will do when there is one.
+
+        Raises:
+            TransportTimeout: It is not there; the rollout keeps the group.
+        """
+        if self._shards == 1:
+            return None
+        index = shard_of(group.ticket, self._shards)
+        name = peer_of(index, self._shards, self._sender.stats().peers)
+        if name is None:
+            raise TransportTimeout(f"buffer shard {index} of {self._shards} is not there")
+        return name
+
     async def _store(self, group: Group, frames: Frames) -> Reply:
         parcel = Parcel(f"t{group.ticket}.{group.attempt}", "group", frames)
         try:
-            return await self._sender.deliver(parcel, _STORE_SECONDS)
+            return await self._sender.deliver(parcel, _STORE_SECONDS, self._shard(group))
         except TransportTimeout as error:
             log.warning("group %s is not stored yet: %s", parcel.id, error)
             return Reply(RETRY, str(error))

@@ -16,7 +16,12 @@ def fetch_spec(config: Config) -> ProcessSpec:
 
 def role_specs(config: Config, config_file: Path, redis_url: str, log_format: str) -> list[ProcessSpec]:
     """Every role's processes. The learner comes first: it opens the run that the others wait for."""
-    counts = {"learner": 1, "buffer": 1, "reward": config.reward.replicas, "rollout": config.rollout.replicas}
+    counts = {
+        "learner": 1,
+        "buffer": config.buffer.shards,
+        "reward": config.reward.replicas,
+        "rollout": config.rollout.replicas,
+    }
     threads = {"learner": config.learner.threads, "rollout": config.rollout.engine.threads}
     specs = []
     for role, count in counts.items():

@@ -1,0 +1,171 @@
+"""What a shard offers the learner and hands out to it; compared with the ledger whenever either may have changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import msgspec
+
+from slipstream.buffer.quota import Quota
+from slipstream.buffer.store import Store
+from slipstream.config.schema import Config
+from slipstream.errors import LedgerError, MessageError
+from slipstream.ledger.client import Ledger
+from slipstream.lifecycle.life import Life
+from slipstream.messages import Fetch, Frames, Offer, Offered, Stored, check_run, decode_header
+from slipstream.telemetry.metrics import BufferMetrics
+from slipstream.transport.base import OK, REFUSED, RETRY, Reply
+
+log = logging.getLogger("slipstream.buffer")
+WAIT_SECONDS = 1.0
+HOUSE_SECONDS = 5.0
+
+
+class Offers:
+    """Serves one shard's store. The ledger decides; `_free` is what is known to be booked and in no step."""
+
+    def __init__(
+        self, config: Config, ledger: Ledger, store: Store, index: int, metrics: BufferMetrics
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._store = store
+        self._index = index
+        self._metrics = metrics
+        self._free: set[int] = set()
+        self._serial = time.time_ns()  # an answer from before a restart is never taken for this one
+        self._arrived = asyncio.Event()
+        self._learner = ""
+        self._folds = 0
+        self._lock = asyncio.Lock()
+        self.quota = Quota(config, index, self._without_signal)
+
+    @property
+    def shard(self) -> str:
+        """The shard's name in the ledger."""
+        return str(self._index)
+
+    def shelve(self, ticket: int) -> None:
+        """Note that a group is stored and booked, so that the next step may have it."""
+        self._free.add(ticket)
+        self._changed()
+
+    async def catch_up(self) -> None:
+        """Compare the store with the ledger: after a restart, for another learner, or when something is missing.
+
+        What the ledger calls stored here and is not, goes back to be rolled out anew. A group that was written but
+        not yet booked is offered again by its sender; until then it is not free.
+        """
+        known, before = self._store.rows, set(self._free)
+        listed = await self._ledger.stored()
+        states = await self._ledger.states([row.ticket for row in known])
+        await self._forget([row.ticket for row in known if row.ticket not in states])
+        booked = {number for number, attempt, shard in listed if shard == self.shard}
+        # what was shelved while we asked is free, whatever the answer of before says
+        self._free = (self._free - before) | {number for number in booked if self._store.row(number)}
+        self._changed()
+        await self._give_back(listed)
+
+    async def offer(self, frames: Frames) -> Reply:
+        """The free groups of this shard; waits a moment when the learner knows them all."""
+        try:
+            request = decode_header(frames[0], Offer)
+            check_run(request, self._config.run.name)
+        except (MessageError, IndexError) as error:
+            return Reply(REFUSED, f"malformed: {error}")
+        try:
+            async with self._lock:
+                await self._follow(request)
+        except LedgerError as error:
+            return Reply(RETRY, str(error))
+        self.quota.spent = request.spent
+        if request.serial == self._serial:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):  # the learner asks again; nothing here waits for ever
+                await asyncio.wait_for(self._arrived.wait(), WAIT_SECONDS)
+        answer = Offered(serial=self._serial, ready=self._rows())
+        return Reply(OK, frames=[msgspec.msgpack.encode(answer)])
+
+    async def fetch(self, frames: Frames) -> Reply:
+        """The groups asked for, as far as they are here."""
+        try:
+            request = decode_header(frames[0], Fetch)
+            check_run(request, self._config.run.name)
+        except (MessageError, IndexError) as error:
+            return Reply(REFUSED, f"malformed: {error}")
+        here = [ticket for ticket in request.tickets if self._store.row(ticket)]
+        self._free.difference_update(here)
+        found = await asyncio.to_thread(self._store.frames, here)
+        return Reply(OK, frames=[msgspec.msgpack.encode(here), *found])
+
+    async def keep_house(self, life: Life) -> None:
+        """Forget groups whose last step is covered by a durable checkpoint, or that were dropped."""
+        while not life.stopping:
+            folded = await self._ledger.folded(self._folds)
+            self._folds = folded.cursor
+            await self._forget([row.ticket for row in self._store.rows if _covered(row.ticket, folded.ranges)])
+            self._metrics.groups.set(len(self._store))
+            self._metrics.tokens.set(self._store.tokens)
+            self._metrics.bytes.set(self._store.bytes)
+            self._metrics.ready.set(len(self._free))
+            await life.pause(HOUSE_SECONDS)
+
+    async def _follow(self, request: Offer) -> None:
+        """Look up what the learner has changed; another learner may have changed anything."""
+        if request.recheck or request.learner != self._learner:
+            await self.catch_up()
+            self._learner = request.learner
+        elif request.changed:
+            states = await self._ledger.states(request.changed)
+            gone = [n for n in request.changed if states.get(n) in (None, "dropped", "failed", "issued")]
+            again = {n for n, state in states.items() if state == "buffered" and self._store.row(n)}
+            self._free = (self._free - set(request.changed)) | again
+            await self._forget(gone)
+            self._changed()
+
+    async def _give_back(self, listed: Sequence[tuple[int, int, str]]) -> None:
+        """Have lost groups rolled out anew; the first shard also answers for shards that there are no more."""
+        lost: dict[str, list[tuple[int, int]]] = {}
+        for number, attempt, shard in listed:
+            if shard == self.shard:
+                missing = not self._store.holds(number, attempt)
+            else:
+                missing = self._index == 0 and int(shard) >= self._config.buffer.shards
+            if missing:
+                lost.setdefault(shard, []).append((number, attempt))
+        for shard, tickets in lost.items():
+            back = await self._ledger.give_back(shard, tickets)
+            self._metrics.lost.inc(len(back))
+            if back:
+                log.warning(
+                    "shard %s has lost %d groups (tickets %s): they are rolled out anew",
+                    shard,
+                    len(back),
+                    ", ".join(map(str, back[:10])) + (", ..." if len(back) > 10 else ""),
+                )
+
+    def _without_signal(self) -> int:
+        return sum(not row.informative for row in self._rows())
+
+    def _rows(self) -> list[Stored]:
+        return [row for ticket in self._free if (row := self._store.row(ticket)) is not None]
+
+    def _changed(self) -> None:
+        self._serial += 1
+        self._arrived.set()
+
+    async def _forget(self, tickets: Sequence[int]) -> None:
+        self._free.difference_update(tickets)
+        if tickets:
+            await asyncio.to_thread(self._store.delete, tickets)
+
+
+def _covered(ticket: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether sorted inclusive ranges hold the ticket."""
+    place = bisect_right(ranges, (ticket, 1 << 62)) - 1
+    return place >= 0 and ranges[place][0] <= ticket <= ranges[place][1]

@@ -1,0 +1,172 @@
+"""Draws the groups of a step from all shards: evict, order, quota, take in the ledger, fetch.
+
+The take in the ledger decides and is one call, so a step has all of its groups or none. A learner that died between
+the take and the commit left it standing; the next one draws the same groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slipstream.config.rules import informative_quota
+from slipstream.errors import FencedError, RunHalted
+from slipstream.learner.intake_choice import choose, order_of
+from slipstream.learner.intake_shards import Shards
+from slipstream.learner.restore import Line
+from slipstream.learner.setup import Parts
+from slipstream.messages import Group, GroupArrays, Stored, decode_group
+from slipstream.staleness import evicts_over_bound, holds_learner, within_bound
+
+log = logging.getLogger("slipstream.learner")
+WITHOUT_SIGNAL = ("all_right", "all_wrong")
+
+Batch = list[tuple[Group, GroupArrays]]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """No batch yet; `trouble` marks a complaint rather than a plain wait."""
+
+    reason: str
+    trouble: bool = False
+
+
+class Draw:
+    """Draws batch after batch; `None` is the end of the data."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._config = parts.config
+        self._ledger = parts.ledger
+        self._learner = parts.learner
+        self._shards = Shards(parts.config, parts.learner, parts.sender)
+        self._order = order_of(parts.config)
+        self._allowed = parts.config.batch.groups - informative_quota(parts.config)
+        self._unsure = True  # after a start, or a take of which nothing came, the step may have groups already
+        self._changed: list[int] = []
+        self._begun = False
+        self._total = self._before = -1
+
+    async def batch(self, line: Line) -> Batch | Waiting | None:
+        """The groups of the next step, by ticket, or what is waited for."""
+        step = line.step + 1
+        if self._unsure:
+            if taken := await self._ledger.taken(step):
+                return await self._fetch(step, taken)
+            self._unsure = False
+        dropped = await self._dropped()
+        spent = dropped > self._config.buffer.refill_groups
+        complaint = await self._look(spent)
+        await self._evict(line)
+        drawn = await self._choose(line, dropped, spent)
+        # a shard that is away stops nobody, as long as the others fill the batch
+        return Waiting(complaint, trouble=True) if isinstance(drawn, Waiting) and complaint else drawn
+
+    async def _choose(self, line: Line, dropped: int, spent: bool) -> Batch | Waiting | None:
+        rows, wanted, step = self._shards.rows, self._config.batch.groups, line.step + 1
+        if spent and self._config.buffer.refill_spent == "raise":
+            raise RunHalted(self._without_signal(rows, dropped))
+        last = len(rows) < wanted and await self._ledger.end_of_data()
+        chosen = choose(rows, self._order, step, wanted, wanted if spent or last else self._allowed)
+        if last and (not rows or self._config.batch.drop_last):
+            return await self._end(rows)
+        if len(chosen) < wanted and not (last and chosen):
+            return Waiting(f"{len(chosen)} of {wanted} groups are here" + self._note(rows))
+        if await self._held(line, chosen):
+            return Waiting("groups on their way would pass the bound")
+        return await self._take(step, sorted(chosen, key=lambda row: row.ticket))
+
+    def _note(self, rows: Sequence[Stored]) -> str:
+        flat = sum(not row.informative for row in rows)
+        needed = self._config.batch.groups - self._allowed
+        return f" ({flat} of {len(rows)} without signal, {needed} with signal are needed)" if needed else ""
+
+    async def _look(self, spent: bool) -> str:
+        """What the shards offer: all of it for a new step, then whatever is new."""
+        if self._begun:
+            return await self._shards.news(spent)
+        complaint = await self._shards.refresh(self._changed)
+        self._begun, self._changed = True, []
+        return complaint
+
+    async def _take(self, step: int, chosen: Sequence[Stored]) -> Batch | Waiting:
+        self._unsure = True
+        tickets = [row.ticket for row in chosen]
+        result = await self._ledger.take(step, [(row.ticket, row.attempt) for row in chosen], self._learner)
+        if result.refused:  # some had gone meanwhile; the step starts anew with what is really free
+            log.warning("step %d: %d groups had gone, as %s", step, len(result.refused), result.refused[0])
+            return await self._start_anew(step, tickets, "some groups had gone")
+        return await self._fetch(step, tickets)
+
+    async def _fetch(self, step: int, tickets: Sequence[int]) -> Batch | Waiting:
+        fetched = await self._shards.fetch(tickets)
+        if fetched.absent:
+            reason = f"the buffer has lost {len(fetched.absent)} groups of step {step}"
+            return await self._start_anew(step, tickets, reason, recheck=True)
+        if len(fetched.groups) < len(tickets):
+            return Waiting(fetched.trouble, trouble=True)
+        self._unsure = self._begun = False
+        self._before = self._total
+        self._shards.forget(tickets)
+        self._changed = list(tickets) if self._config.buffer.reuse > 1 else []
+        return [decode_group(fetched.groups[ticket]) for ticket in tickets]
+
+    async def _start_anew(self, step: int, tickets: Sequence[int], why: str, recheck: bool = False) -> Waiting:
+        await self._ledger.untake(step, self._learner)
+        self._unsure = False
+        self._shards.forget(tickets)
+        await self._shards.refresh(tickets, recheck)
+        return Waiting(why)
+
+    async def _dropped(self) -> int:
+        """Groups without signal that were dropped since the last step."""
+        if self._allowed == self._config.batch.groups:
+            return 0
+        reasons = (await self._ledger.counts()).dropped
+        self._total = sum(reasons.get(reason, 0) for reason in WITHOUT_SIGNAL)
+        if self._before < 0:
+            self._before = self._total
+        return self._total - self._before
+
+    def _without_signal(self, rows: Sequence[Stored], dropped: int) -> str:
+        found, needed = sum(row.informative for row in rows), self._config.batch.groups - self._allowed
+        return (
+            f"{found} of the last {dropped + len(rows)} groups carry signal and a step needs {needed}; "
+            f"{dropped} were dropped for this one (buffer.refill_groups): all rewards in each are equal; check the "
+            "reward, the prompts' difficulty and batch.group_size"
+        )
+
+    async def _evict(self, line: Line) -> None:
+        """The one place where groups go for their age."""
+        if evicts_over_bound(self._config.staleness.policy):
+            eta = self._config.staleness.max_staleness
+            stale = [
+                row for row in self._shards.rows if not within_bound(line.version, row.oldest, eta, line.lost)
+            ]
+            await self._drop(stale, "stale")
+
+    async def _end(self, rows: Sequence[Stored]) -> Waiting | None:
+        """No step can follow, unless the ledger knows of a stored group before we do: its count decides."""
+        await self._drop(rows, "last_partial")
+        if (await self._ledger.counts()).groups["buffered"]:
+            return Waiting("the last groups are on their way here")
+        return None
+
+    async def close(self) -> None:
+        """Take back what is asked; to be called when a batch has come, and when none is wanted any more."""
+        await self._shards.close()
+
+    async def _drop(self, rows: Iterable[Stored], reason: str) -> None:
+        for row in rows:
+            with contextlib.suppress(FencedError):  # it had gone already
+                await self._ledger.drop(row.ticket, row.attempt, reason, row.tokens)
+            self._changed.append(row.ticket)
+        self._shards.forget(row.ticket for row in rows)
+
+    async def _held(self, line: Line, chosen: Sequence[Stored]) -> bool:
+        """Whether, under `wait`, the next version would push an open group over the bound."""
+        if not holds_learner(self._config.staleness.policy):
+            return False
+        return await self._ledger.outstanding_over(line.version + 1, [row.ticket for row in chosen]) > 0

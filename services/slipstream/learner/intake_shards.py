@@ -1,0 +1,143 @@
+"""The learner's view of the buffer's shards: what each offers, and the groups themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from slipstream.config.schema import Config
+from slipstream.errors import MessageError, TransportTimeout
+from slipstream.messages import Fetch, Frames, Offer, Offered, Stored, decode_header
+from slipstream.shards import peer_of
+from slipstream.transport.base import OK, RETRY, Parcel, Reply, Sender
+
+ASK_SECONDS = 10.0
+REFRESH_SECONDS = 2.0  # a shard that is away is not waited for longer; its groups come when it does
+
+
+@dataclass
+class Fetched:
+    """Groups that came; `absent` when every shard was asked and none had them; `trouble` when one did not answer."""
+
+    groups: dict[int, Frames] = field(default_factory=dict)
+    absent: list[int] = field(default_factory=list)
+    trouble: str = ""
+
+
+class Shards:
+    """Asks all shards; each keeps a question open, which it answers when it has something new."""
+
+    def __init__(self, config: Config, learner: str, sender: Sender) -> None:
+        self._run = config.run.name or ""
+        self._count = config.buffer.shards
+        self._learner = learner
+        self._sender = sender
+        self._offers: dict[int, Offered] = {}
+        self._questions: dict[int, asyncio.Task[Reply]] = {}
+        self._told: set[int] = set()  # shards that a question on its way tells of a change
+        self._behind: set[int] = set()  # shards that may not have heard of a change; they compare everything
+
+    @property
+    def rows(self) -> list[Stored]:
+        """All groups that are free, as far as is known."""
+        return [row for offered in self._offers.values() for row in offered.ready]
+
+    def forget(self, tickets: Iterable[int]) -> None:
+        """Leave out groups that are no longer free."""
+        gone = set(tickets)
+        for index, offered in self._offers.items():
+            ready = [row for row in offered.ready if row.ticket not in gone]
+            self._offers[index] = Offered(serial=offered.serial, ready=ready)
+
+    async def refresh(self, changed: Sequence[int] = (), recheck: bool = False) -> str:
+        """Learn what is free now; returns the complaint of a shard, if one has any."""
+        await self.close()
+        self._offers = {index: Offered(serial=0, ready=each.ready) for index, each in self._offers.items()}
+        for index in range(self._count):
+            self._ask(index, list(changed), recheck, spent=False)
+        await asyncio.wait(self._questions.values(), timeout=REFRESH_SECONDS)
+        return self._read()
+
+    async def news(self, spent: bool) -> str:
+        """Wait until a shard has something new, or a moment; returns the complaint of a shard, if one has any."""
+        for index in range(self._count):
+            if index not in self._questions:
+                self._ask(index, [], recheck=False, spent=spent)
+        await asyncio.wait(self._questions.values(), return_when=asyncio.FIRST_COMPLETED)
+        return self._read()
+
+    async def fetch(self, tickets: Sequence[int]) -> Fetched:
+        """The groups themselves, from whichever shards have them."""
+        request = Fetch(run=self._run, learner=self._learner, tickets=list(tickets))
+        replies = await asyncio.gather(*(self._send(index, "fetch", request) for index in range(self._count)))
+        fetched = Fetched()
+        for reply in replies:
+            if reply.status != OK:
+                fetched.trouble = reply.reason
+                continue
+            here = msgspec.msgpack.decode(reply.frames[0], type=list[int])
+            for place, ticket in enumerate(here):
+                fetched.groups[ticket] = reply.frames[1 + 4 * place : 5 + 4 * place]
+        if not fetched.trouble:
+            fetched.absent = [ticket for ticket in tickets if ticket not in fetched.groups]
+        return fetched
+
+    async def close(self) -> None:
+        """Take back the open questions."""
+        for index, question in self._questions.items():
+            if not question.done() and index in self._told:
+                self._behind.add(index)
+            question.cancel()
+        await asyncio.gather(*self._questions.values(), return_exceptions=True)
+        self._questions.clear()
+        self._told.clear()
+
+    def _ask(self, index: int, changed: list[int], recheck: bool, spent: bool) -> None:
+        known = self._offers.get(index)
+        request = Offer(
+            run=self._run,
+            learner=self._learner,
+            serial=known.serial if known else 0,
+            changed=changed,
+            recheck=recheck or index in self._behind,
+            spent=spent,
+        )
+        if request.changed or request.recheck:
+            self._told.add(index)
+        self._questions[index] = asyncio.create_task(self._send(index, "offer", request))
+
+    def _read(self) -> str:
+        """Take in the answers that have come."""
+        complaint = ""
+        for index, question in list(self._questions.items()):
+            if not question.done():
+                continue
+            del self._questions[index]
+            reply = question.result()
+            if reply.status == OK:
+                self._offers[index] = decode_header(reply.frames[0], Offered)
+                self._behind.discard(index)
+            else:
+                complaint = reply.reason
+                if index in self._told:
+                    self._behind.add(index)
+            self._told.discard(index)
+        return complaint
+
+    async def _send(self, index: int, kind: str, request: Offer | Fetch) -> Reply:
+        """A question is repeatable, so each is a parcel of its own."""
+        route = None
+        if self._count > 1:
+            route = peer_of(index, self._count, self._sender.stats().peers)
+            if route is None:
+                await asyncio.sleep(0.2)
+                return Reply(RETRY, f"buffer shard {index} is not there")
+        parcel = Parcel(f"{kind}.{os.urandom(8).hex()}", kind, [msgspec.msgpack.encode(request)])
+        try:
+            return await self._sender.deliver(parcel, ASK_SECONDS, route)
+        except (TransportTimeout, MessageError) as error:
+            return Reply(RETRY, str(error))

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+import pytest
+
+from slipstream.buffer import offers as offers_module
+from slipstream.lifecycle.life import Life
+from slipstream.messages import Offered, decode_group
+from slipstream.transport.base import OK, REFUSED
+
+
+def ready(reply) -> list[int]:
+    assert reply.status == OK, reply
+    return sorted(row.ticket for row in msgspec.msgpack.decode(reply.frames[0], type=Offered).ready)
+
+
+def serial_of(reply) -> int:
+    return msgspec.msgpack.decode(reply.frames[0], type=Offered).serial
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(offers_module, "WAIT_SECONDS", 0.001)
+
+
+@pytest.fixture
+def shelve(ledger, store, make_group):
+    def put(offers, *tickets, attempt=0, shard="0", rewards=(1.0, 0.0)):
+        for ticket in tickets:
+            store.put([make_group(ticket, attempt=attempt, rewards=rewards)])
+            ledger.fly(ticket, attempt=attempt)
+            ledger.states_of[ticket], ledger.shards[ticket] = "buffered", shard
+            offers.shelve(ticket)
+
+    return put
+
+
+async def test_what_is_stored_is_offered_with_its_facts(make_offers, ask, shelve):
+    offers = make_offers()
+    shelve(offers, 2, 1)
+    rows = msgspec.msgpack.decode((await offers.offer(ask())).frames[0], type=Offered).ready
+    facts = {
+        (row.ticket, row.attempt, row.prompt_index, row.oldest, row.tokens, row.informative) for row in rows
+    }
+    assert facts == {(1, 0, 1, 0, 4, True), (2, 0, 2, 0, 4, True)}
+    assert {row.reward for row in rows} == {0.5}
+    assert all(row.size > 36 for row in rows)
+    by_arrival = sorted(rows, key=lambda row: row.arrived)
+    assert [row.ticket for row in by_arrival] == [2, 1]
+
+
+async def test_an_answer_waits_until_there_is_something_new(make_offers, ask, shelve, monkeypatch):
+    monkeypatch.setattr(offers_module, "WAIT_SECONDS", 60.0)
+    offers = make_offers()
+    shelve(offers, 1)
+    first = await offers.offer(ask())
+    question = asyncio.create_task(offers.offer(ask(serial=serial_of(first))))
+    await asyncio.sleep(0)
+    assert not question.done()
+    shelve(offers, 2)
+    assert ready(await question) == [1, 2]
+
+
+async def test_nothing_waits_for_ever(make_offers, ask, shelve):
+    offers = make_offers()
+    first = await offers.offer(ask())
+    assert ready(await offers.offer(ask(serial=serial_of(first)))) == []
+
+
+async def test_what_is_fetched_is_offered_no_more_and_can_be_fetched_again(make_offers, ask, fetch, shelve):
+    offers = make_offers()
+    shelve(offers, 1, 2, 3)
+    await offers.offer(ask())
+    for _ in range(2):
+        reply = await offers.fetch(fetch(3, 9, 1))
+        assert msgspec.msgpack.decode(reply.frames[0]) == [3, 1]  # 9 is not here
+        assert [decode_group(reply.frames[at : at + 4])[0].ticket for at in (1, 5)] == [3, 1]
+    assert ready(await offers.offer(ask())) == [2]
+
+
+async def test_a_restart_offers_what_the_ledger_calls_free(make_offers, ask, shelve, ledger):
+    offers = make_offers()
+    shelve(offers, 1, 2, 3)
+    ledger.states_of[1] = "taken"
+    again = make_offers()
+    await again.catch_up()
+    assert ready(await again.offer(ask())) == [2, 3]
+
+
+async def test_another_learner_is_offered_what_a_rollback_gave_back(make_offers, ask, fetch, shelve, ledger):
+    offers = make_offers()
+    shelve(offers, 1, 2)
+    await offers.offer(ask(learner="a"))
+    await offers.fetch(fetch(1, 2))
+    assert ready(await offers.offer(ask(learner="a"))) == []
+    assert ready(await offers.offer(ask(learner="b"))) == [1, 2]
+
+
+async def test_tickets_that_changed_are_looked_up(make_offers, ask, fetch, shelve, ledger, store):
+    """Used again, dropped, and in a step: each is found by its state."""
+    offers = make_offers()
+    shelve(offers, 1, 2, 3)
+    await offers.offer(ask())
+    await offers.fetch(fetch(1))
+    ledger.states_of |= {1: "buffered", 2: "dropped", 3: "taken"}
+    assert ready(await offers.offer(ask(changed=[1, 2, 3]))) == [1]
+    assert sorted(row.ticket for row in store.rows) == [1, 3]
+
+
+async def test_catching_up_deletes_what_the_ledger_has_closed(make_offers, shelve, ledger, store):
+    offers = make_offers()
+    shelve(offers, 1, 2)
+    del ledger.states_of[1]
+    await offers.catch_up()
+    assert [row.ticket for row in store.rows] == [2]
+
+
+async def test_what_is_shelved_while_catching_up_stays_free(make_offers, ask, shelve, ledger, monkeypatch):
+    offers = make_offers()
+    shelve(offers, 1)
+    answer = ledger.states
+
+    async def slow_states(tickets):
+        found = await answer(tickets)
+        if not offers._store.row(2):
+            shelve(offers, 2)
+        return found
+
+    monkeypatch.setattr(ledger, "states", slow_states)
+    assert ready(await offers.offer(ask())) == [1, 2]
+
+
+async def test_what_the_file_has_lost_is_rolled_out_anew_counted_and_logged(
+    make_offers, ask, shelve, ledger, store, metrics, caplog
+):
+    offers = make_offers()
+    shelve(offers, *range(1, 13))
+    store.delete(range(1, 12))  # as a lost file
+    with caplog.at_level(logging.WARNING):
+        await make_offers().catch_up()
+    assert [ledger.states_of[n] for n in (1, 11, 12)] == ["issued", "issued", "buffered"]
+    assert ledger.attempts[1] == 1
+    assert metrics.lost._value.get() == 11
+    assert "shard 0 has lost 11 groups (tickets 1, 2, 3" in caplog.text
+
+
+async def test_an_older_attempt_on_disk_does_not_pass_for_the_one_that_is_lost(
+    make_offers, shelve, ledger, store
+):
+    offers = make_offers()
+    shelve(offers, 1)
+    ledger.attempts[1] = 3
+    await offers.catch_up()
+    assert ledger.states_of[1] == "issued"
+
+
+async def test_the_first_shard_answers_for_shards_that_there_are_no_more(make_offers, shelve, ledger):
+    ledger.fly(1, 2, 3, 4)
+    ledger.states_of |= dict.fromkeys((1, 2, 3, 4), "buffered")
+    ledger.shards |= {1: "1", 2: "2", 3: "3", 4: "0"}
+    two = {"buffer": {"shards": 2}}
+    await make_offers(1, **two).catch_up()
+    assert [ledger.states_of[n] for n in (1, 2, 3, 4)] == ["issued", "buffered", "buffered", "buffered"]
+    await make_offers(0, **two).catch_up()
+    assert [ledger.states_of[n] for n in (2, 3, 4)] == ["issued"] * 3
+
+
+async def test_questions_of_another_run_and_malformed_ones_are_refused(make_offers, ask, fetch):
+    offers = make_offers()
+    for reply in (await offers.offer(ask(run="other")), await offers.fetch(fetch(1, run="other"))):
+        assert reply.status == REFUSED
+        assert "run 'other'" in reply.reason
+    for frames in ([b"junk"], []):
+        assert (await offers.offer(frames)).status == REFUSED
+        assert (await offers.fetch(frames)).status == REFUSED
+
+
+async def test_groups_that_a_checkpoint_covers_are_forgotten(make_offers, shelve, ledger, store):
+    offers = make_offers()
+    shelve(offers, 1, 2, 3, 7)
+    ledger.covered = [(1, 2), (5, 7)]
+    life = Life()
+    house = asyncio.create_task(offers.keep_house(life))
+    await asyncio.sleep(0)  # it has begun its first round, which it finishes
+    life.closing()
+    await house
+    assert [row.ticket for row in store.rows] == [3]

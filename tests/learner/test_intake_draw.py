@@ -1,0 +1,306 @@
+"""A step's batch out of several shards: real shards' answers, over a ledger of a few dictionaries."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from slipstream.config.load import build
+from slipstream.errors import RunHalted, TransportTimeout
+from slipstream.learner.intake_draw import Draw, Waiting
+from slipstream.learner.restore import Line
+from slipstream.ledger.records import Refusal, Taken
+from slipstream.messages import Fetch, Offer, Offered, Stored, encode_group
+from slipstream.transport.base import OK, RETRY, Reply
+
+
+class FakeLedger:
+    def __init__(self) -> None:
+        self.steps, self.dropped, self.drops, self.gone = {}, {}, [], set()
+        self.ended, self.over, self.buffered = False, 0, 0
+
+    async def taken(self, step):
+        return self.steps.get(step, [])
+
+    async def take(self, step, tickets, learner):
+        refused = [Refusal(number, attempt, "fenced") for number, attempt in tickets if number in self.gone]
+        self.steps[step] = sorted(number for number, _ in tickets if number not in self.gone)
+        return Taken([], refused)
+
+    async def untake(self, step, learner):
+        del self.steps[step]
+
+    async def drop(self, ticket, attempt, reason, tokens):
+        self.drops.append((ticket, reason))
+
+    async def end_of_data(self):
+        return self.ended
+
+    async def counts(self):
+        return SimpleNamespace(dropped=dict(self.dropped), groups={"buffered": self.buffered})
+
+    async def outstanding_over(self, version, exclude):
+        return self.over
+
+
+class FakeSender:
+    """Stands for the shards; `free` are the rows of each, `held` the frames."""
+
+    def __init__(self, shards, make_group) -> None:
+        self.free = {index: {} for index in range(shards)}
+        self.held = {index: {} for index in range(shards)}
+        self.facts, self.away, self.offers, self.make_group, self.serial = {}, set(), [], make_group, 1
+
+    def store(self, *tickets, oldest=0, informative=True, shard=None):
+        for ticket in tickets:
+            index = ticket % len(self.free) if shard is None else shard
+            self.facts[ticket] = Stored(ticket, 0, ticket, oldest, 4, ticket, informative, 0.5, 100)
+            self.free[index][ticket] = self.facts[ticket]
+            group, arrays = self.make_group([1], [[5, 2], [6, 2]], [1.0, 0.0], ticket=ticket)
+            self.held[index][ticket] = encode_group(group, arrays)
+        self.serial += 1
+
+    def stats(self):
+        return SimpleNamespace(peers=[f"buffer-{index}" for index in self.free if index not in self.away])
+
+    async def deliver(self, parcel, deadline, route=None):
+        index = int(route[-1]) if route else 0
+        if index in self.away:
+            raise TransportTimeout("the buffer is away")
+        if parcel.kind == "fetch":
+            wanted = msgspec.msgpack.decode(parcel.frames[0], type=Fetch).tickets
+            here = [ticket for ticket in wanted if ticket in self.held[index]]
+            for ticket in here:
+                self.free[index].pop(ticket, None)
+            frames = [frame for ticket in here for frame in self.held[index][ticket]]
+            return Reply(OK, frames=[msgspec.msgpack.encode(here), *frames])
+        request = msgspec.msgpack.decode(parcel.frames[0], type=Offer)
+        self.offers.append(request)
+        if request.recheck:
+            self.free[index] |= {n: self.facts[n] for n in self.held[index]}
+        if request.serial == self.serial:
+            await asyncio.sleep(0.001)
+        answer = Offered(serial=self.serial, ready=list(self.free[index].values()))
+        return Reply(OK, frames=[msgspec.msgpack.encode(answer)])
+
+
+@pytest.fixture
+def bench(make_group):
+    def make(shards=1, groups=2, policy="token", eta=1, drop_last=False, **buffer):
+        tree = {
+            "run": {"name": "r", "steps": 5},
+            "data": {"kind": "arithmetic"},
+            "reward": {"functions": [{"use": "last_number"}]},
+            "batch": {"groups": groups, "group_size": 2, "drop_last": drop_last},
+            "staleness": {"policy": policy, "max_staleness": eta},
+            "buffer": {"shards": shards, **buffer},
+        }
+        ledger, sender = FakeLedger(), FakeSender(shards, make_group)
+        parts = SimpleNamespace(config=build(tree)[0], ledger=ledger, sender=sender, learner="me")
+        return SimpleNamespace(draw=Draw(parts), ledger=ledger, sender=sender)
+
+    return make
+
+
+async def tickets(bench, step=1, version=0, lost=()):
+    found = await bench.draw.batch(Line(step - 1, version, lost))
+    await bench.draw.close()
+    return [group.ticket for group, _ in found] if isinstance(found, list) else found
+
+
+async def test_a_batch_comes_from_all_shards(bench):
+    rig = bench(shards=3, groups=4)
+    rig.sender.store(0, 1, 2, 3, 4, 5)
+    assert await tickets(rig) == [0, 1, 2, 3]
+    assert rig.ledger.steps == {1: [0, 1, 2, 3]}
+    assert (await tickets(rig, 2)).reason == "2 of 4 groups are here"
+
+
+async def test_a_shard_that_is_away_stops_nobody(bench):
+    rig = bench(shards=2)
+    rig.sender.store(0, 1, 2, 3)
+    rig.sender.away.add(1)
+    assert await tickets(rig) == [0, 2]
+    rig.sender.away.clear()
+    assert await tickets(rig, 2) == [1, 3]
+
+
+async def test_an_absent_shard_is_named_while_the_others_cannot_fill_the_batch(bench):
+    rig = bench(shards=2)
+    rig.sender.store(0)
+    rig.sender.away.add(1)
+    assert await tickets(rig) == Waiting("buffer shard 1 is not there", trouble=True)
+
+
+async def test_groups_of_a_shard_that_is_away_are_waited_for_once_taken(bench):
+    rig = bench(shards=2)
+    rig.sender.store(0, 1)
+    rig.ledger.steps[1] = [0, 1]
+    rig.sender.away.add(1)
+    assert (await tickets(rig)).trouble
+    rig.sender.away.clear()
+    assert await tickets(rig) == [0, 1]
+
+
+async def test_what_a_step_has_taken_is_its_batch_whatever_else_is_there(bench):
+    """Promise 2: a learner that died before its commit finds the same batch again."""
+    rig = bench()
+    rig.sender.store(1, 2, 3, 4)
+    rig.ledger.steps[1] = [3, 4]
+    assert await tickets(rig) == [3, 4]
+
+
+async def test_groups_that_the_buffer_lost_are_untaken_and_the_shards_compare(bench):
+    rig = bench()
+    rig.sender.store(2, 3, 4)
+    rig.ledger.steps[1] = [1, 2]
+    waiting = await tickets(rig)
+    assert isinstance(waiting, Waiting)
+    assert "lost 1 groups of step 1" in waiting.reason
+    assert 1 not in rig.ledger.steps
+    assert rig.sender.offers[-1].recheck
+    assert await tickets(rig) == [2, 3]
+
+
+async def test_groups_that_had_gone_are_not_served(bench):
+    rig = bench()
+    rig.sender.store(1, 2, 3)
+    rig.ledger.gone = {1}
+    assert (await tickets(rig)).reason == "some groups had gone"
+    assert rig.sender.offers[-1].changed == [1, 2]
+    rig.sender.free[0].pop(1)
+    assert await tickets(rig) == [2, 3]
+
+
+async def test_reused_groups_are_looked_up_before_the_next_step(bench):
+    rig = bench(reuse=2)
+    rig.sender.store(1, 2)
+    assert await tickets(rig) == [1, 2]
+    rig.sender.store(1, 2)  # the shard finds them buffered again
+    assert await tickets(rig, 2) == [1, 2]
+    assert rig.sender.offers[-1].changed == [1, 2]
+
+
+async def test_drop_evicts_groups_over_the_bound(bench):
+    """Case 64: a group of age 2 is over a bound of 1, one of age 1 is not."""
+    rig = bench(policy="drop")
+    rig.sender.store(1, oldest=1)
+    rig.sender.store(2, oldest=2)
+    rig.sender.store(3, oldest=3)
+    assert await tickets(rig, version=3) == [2, 3]
+    assert rig.ledger.drops == [(1, "stale")]
+
+
+async def test_other_policies_evict_nothing(bench):
+    rig = bench()
+    rig.sender.store(1, 2, oldest=1)
+    assert await tickets(rig, version=9) == [1, 2]
+
+
+async def test_wait_holds_the_learner_for_groups_that_would_pass_the_bound(bench):
+    rig = bench(policy="wait")
+    rig.sender.store(1, oldest=2)
+    rig.sender.store(2, 3, oldest=1)
+    rig.ledger.over = 1
+    assert "bound" in (await tickets(rig, version=2)).reason
+    rig.ledger.over = 0
+    assert await tickets(rig, version=2) == [2, 3]  # the oldest
+
+
+async def test_the_last_batch_of_the_data_is_a_partial_one(bench):
+    rig = bench()
+    rig.sender.store(1)
+    assert (await tickets(rig)).reason == "1 of 2 groups are here"
+    rig.ledger.ended = True
+    assert await tickets(rig) == [1]
+    assert await tickets(rig, 2) is None
+
+
+async def test_an_unwanted_partial_batch_is_dropped_and_listed(bench):
+    """Case 81: `drop_last` ends the data as well, instead of waiting for groups that never come."""
+    rig = bench(drop_last=True)
+    rig.sender.store(1)
+    rig.ledger.ended = True
+    assert await tickets(rig) is None
+    assert rig.ledger.drops == [(1, "last_partial")]
+
+
+async def test_no_end_while_a_group_is_on_its_way(bench):
+    """Case 81: the end of the data is counted, not guessed from an empty queue."""
+    rig = bench()
+    assert (await tickets(rig)).reason == "0 of 2 groups are here"
+    rig.ledger.ended, rig.ledger.buffered = True, 1  # the ledger knows of a group that is not offered yet
+    assert isinstance(await tickets(rig), Waiting)
+    rig.ledger.buffered = 0
+    assert await tickets(rig) is None
+
+
+async def test_a_quota_waits_for_signal(bench):
+    rig = bench(min_informative_frac=0.5)
+    rig.sender.store(1, 2, informative=False)
+    assert (
+        await tickets(rig)
+    ).reason == "1 of 2 groups are here (2 of 2 without signal, 1 with signal are needed)"
+    rig.sender.store(3)
+    assert await tickets(rig) == [1, 3]
+
+
+async def test_a_spent_budget_stops_the_run_with_the_count(bench):
+    """Case 33: bounded attempts, then a clear halt."""
+    rig = bench(min_informative_groups=2, refill_groups=20)
+    rig.ledger.dropped = {"all_wrong": 100, "all_right": 5}
+    rig.sender.store(1, informative=False)
+    assert isinstance(await tickets(rig), Waiting)
+    rig.ledger.dropped = {"all_wrong": 119, "all_right": 6, "stale": 50}
+    assert isinstance(await tickets(rig), Waiting)  # 20 of 20
+    rig.ledger.dropped["all_right"] = 7
+    with pytest.raises(
+        RunHalted, match=r"0 of the last 22 groups carry signal.*needs 2.*buffer\.refill_groups"
+    ):
+        await tickets(rig)
+
+
+async def test_or_goes_on_with_what_is_there(bench):
+    rig = bench(min_informative_groups=2, refill_groups=20, refill_spent="proceed")
+    rig.sender.store(1, informative=False)
+    assert isinstance(await tickets(rig), Waiting)
+    rig.ledger.dropped = {"all_wrong": 21}
+    assert isinstance(await tickets(rig), Waiting)
+    assert rig.sender.offers[-1].spent  # the shards keep what comes from now on
+    rig.sender.store(2, informative=False)
+    assert await tickets(rig) == [1, 2]
+    rig.sender.store(3, 4, informative=False)
+    assert isinstance(await tickets(rig, 2), Waiting)  # the next step has a budget of its own
+
+
+async def test_a_complaint_of_a_shard_is_passed_on(bench, monkeypatch):
+    rig = bench()
+    plain = rig.sender.deliver
+
+    async def complain(parcel, deadline, route=None):
+        return Reply(RETRY, "the ledger did not answer")
+
+    monkeypatch.setattr(rig.sender, "deliver", complain)
+    assert await tickets(rig) == Waiting("the ledger did not answer", trouble=True)
+    monkeypatch.setattr(rig.sender, "deliver", plain)
+    rig.sender.store(1, 2)
+    assert await tickets(rig) == [1, 2]
+
+
+async def test_a_shard_that_did_not_hear_of_a_change_compares_everything(bench, monkeypatch):
+    rig = bench(reuse=2)
+    rig.sender.store(1, 2)
+    assert await tickets(rig) == [1, 2]
+    plain = rig.sender.deliver
+
+    async def away(parcel, deadline, route=None):
+        raise TransportTimeout("the buffer is away")
+
+    monkeypatch.setattr(rig.sender, "deliver", away)
+    assert (await tickets(rig, 2)).trouble
+    monkeypatch.setattr(rig.sender, "deliver", plain)
+    assert await tickets(rig, 2) == [1, 2]
+    assert rig.sender.offers[-1].recheck
