@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 
 def test_two_shards_with_reuse_survive_a_kill_and_a_lost_file(stack, simulated, kill):
@@ -22,14 +22,14 @@ def test_two_shards_with_reuse_survive_a_kill_and_a_lost_file(stack, simulated, 
         "learner.checkpoint.every=4",
         "rollout.engine.options.step_seconds=0.05",
     )
-    run.until_step(3)
+    run.until_step(3, 150)
     kill(run.until(lambda: run.role("buffer-0"), what="buffer-0"))
-    run.until_step(8)
+    run.until_step(8, 100)
     shard = run.until(lambda: run.role("buffer-1"), what="buffer-1")
     for path in (run.folder / "buffer").glob("shard-1.sqlite*"):
         path.unlink()
     kill(shard)
-    assert run.wait(120) == 0, run.text
+    assert run.wait(200) == 0, run.text
     assert "shard 1 has lost" in run.text
     audit = run.audit()
     assert "trained 48 " in audit, audit
