@@ -16,7 +16,6 @@ from slipstream import frames as limits
 from slipstream.errors import MessageError
 from slipstream.messages import (
     SCHEMA,
-    Fetch,
     Group,
     GroupArrays,
     Sample,
@@ -27,6 +26,7 @@ from slipstream.messages import (
     encode_header,
     expand_versions,
 )
+from slipstream.questions import Fetch
 
 GOLDEN_HEADER = {
     "run": "r",

@@ -8,7 +8,7 @@ pickle and no code: any msgpack client can read the header, and the arrays need 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,17 +35,13 @@ __all__ = [
     "MAX_SAMPLES",
     "SCHEMA",
     "EvaluationResult",
-    "Fetch",
     "Finish",
     "Frame",
     "Frames",
     "Group",
     "GroupArrays",
     "Logprobs",
-    "Offer",
-    "Offered",
     "Sample",
-    "Stored",
     "TokenIds",
     "check_group",
     "check_run",
@@ -137,58 +133,6 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
-class Offer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The learner's question to a buffer shard: which groups are free for its next step.
-
-    The shard answers when it has other ones than at `serial`, or after a moment. `changed` are tickets whose
-    state the shard should look up again; `recheck` has it compare everything with the ledger. `spent` says that
-    the refill budget of the step is spent.
-    """
-
-    run: str
-    learner: str
-    serial: Count = 0
-    changed: list[Count] = []
-    recheck: bool = False
-    spent: bool = False
-    schema: int = SCHEMA
-
-
-class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """What orders and quotas need to know of a stored group.
-
-    `oldest` is the version of its oldest token, `tokens` counts completions, `arrived` is in microseconds and
-    distinct within a shard, `reward` is the mean over its scored samples, `size` is in bytes.
-    """
-
-    ticket: Count
-    attempt: Count
-    prompt_index: Count
-    oldest: Count
-    tokens: Count
-    arrived: Count
-    informative: bool
-    reward: float
-    size: Count
-
-
-class Offered(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard's answer to an offer."""
-
-    serial: Count
-    ready: list[Stored]
-
-
-class Fetch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The learner's request for groups. The reply's first frame lists the tickets that are there, then come four
-    frames for each."""
-
-    run: str
-    learner: str
-    tickets: list[Count]
-    schema: int = SCHEMA
-
-
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the learner learns of one evaluation item."""
 
@@ -196,6 +140,12 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     truncated: bool
     text: str
+
+
+class OfRun(Protocol):
+    """A header that names its run."""
+
+    run: str
 
 
 class GroupArrays(msgspec.Struct, kw_only=True):
@@ -295,7 +245,7 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
             raise MessageError(f"{name}[{int(ids.argmin())}]: {ids.min()} is no token id")
 
 
-def check_run(header: Group | Offer | Fetch, run: str | None) -> None:
+def check_run(header: OfRun, run: str | None) -> None:
     """Refuse what belongs to another run: its sender took us for a peer that had this address before.
 
     Raises:

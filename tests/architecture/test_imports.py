@@ -31,6 +31,7 @@ LIBRARIES = {
     },
     "prompts": {"datasets", "reasoning_gym", "torch", "torchdata"},
     "provenance": set(),
+    "questions": {"msgspec"},
     "rewards": {"math_verify", "msgspec", "reasoning_gym"},
     "run_folder": {"yaml"},
     "shards": set(),
@@ -47,6 +48,7 @@ PARTS = {
     "frames": {"errors"},
     "messages": {"errors", "frames"},
     "provenance": set(),
+    "questions": {"messages"},
     "rewards": {"errors"},
     "staleness": {"errors"},
 }

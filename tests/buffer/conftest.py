@@ -18,7 +18,8 @@ from slipstream.config.load import build
 from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError
 from slipstream.ledger.records import Folded
-from slipstream.messages import Fetch, Frame, Group, GroupArrays, Offer, Sample, encode_group
+from slipstream.messages import Frame, Group, GroupArrays, Sample, encode_group
+from slipstream.questions import Fetch, Offer
 from slipstream.telemetry.metrics import BufferMetrics
 
 

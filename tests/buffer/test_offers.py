@@ -8,7 +8,8 @@ import pytest
 
 from slipstream.buffer import offers as offers_module
 from slipstream.lifecycle.life import Life
-from slipstream.messages import Offered, decode_group
+from slipstream.messages import decode_group
+from slipstream.questions import Offered
 from slipstream.transport.base import OK, REFUSED
 
 

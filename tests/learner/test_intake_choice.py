@@ -5,7 +5,7 @@ import pytest
 from slipstream.config.load import build
 from slipstream.errors import RunHalted, UserError
 from slipstream.learner.intake_choice import choose, order_of, ordered
-from slipstream.messages import Stored
+from slipstream.questions import Stored
 
 
 def row(ticket, oldest=0, arrived=0, informative=True):

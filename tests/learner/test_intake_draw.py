@@ -13,7 +13,8 @@ from slipstream.errors import RunHalted, TransportTimeout
 from slipstream.learner.intake_draw import Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.ledger.records import Refusal, Taken
-from slipstream.messages import Fetch, Offer, Offered, Stored, encode_group
+from slipstream.messages import encode_group
+from slipstream.questions import Fetch, Offer, Offered, Stored
 from slipstream.transport.base import OK, RETRY, Reply
 
 

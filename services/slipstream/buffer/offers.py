@@ -17,7 +17,8 @@ from slipstream.config.schema import Config
 from slipstream.errors import LedgerError, MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
-from slipstream.messages import Fetch, Frames, Offer, Offered, Stored, check_run, decode_header
+from slipstream.messages import Frames, check_run, decode_header
+from slipstream.questions import Fetch, Offer, Offered, Stored
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from slipstream.errors import SlipstreamError, UserError
 from slipstream.frames import Frame
-from slipstream.messages import Group, Stored
+from slipstream.messages import Group
+from slipstream.questions import Stored
 
 log = logging.getLogger("slipstream.buffer")
 SCHEMA = 2

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from slipstream.config.rules import ORDERS
 from slipstream.config.schema import Config
 from slipstream.errors import RunHalted
-from slipstream.messages import Stored
+from slipstream.questions import Stored
 from slipstream.rewards.functions import load_function
 from slipstream.staleness import holds_learner
 

@@ -17,7 +17,8 @@ from slipstream.learner.intake_choice import choose, order_of
 from slipstream.learner.intake_shards import Shards
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
-from slipstream.messages import Group, GroupArrays, Stored, decode_group
+from slipstream.messages import Group, GroupArrays, decode_group
+from slipstream.questions import Stored
 from slipstream.staleness import evicts_over_bound, holds_learner, within_bound
 
 log = logging.getLogger("slipstream.learner")

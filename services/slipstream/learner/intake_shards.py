@@ -11,7 +11,8 @@ import msgspec
 
 from slipstream.config.schema import Config
 from slipstream.errors import MessageError, TransportTimeout
-from slipstream.messages import Fetch, Frames, Offer, Offered, Stored, decode_header
+from slipstream.messages import Frames, decode_header
+from slipstream.questions import Fetch, Offer, Offered, Stored
 from slipstream.shards import peer_of
 from slipstream.transport.base import OK, RETRY, Parcel, Reply, Sender
 

@@ -1,0 +1,59 @@
+"""The learner's questions to the buffer's shards, and the facts about stored groups that answers are made of."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slipstream.messages import SCHEMA, Count
+
+
+class Offer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The learner's question to a buffer shard: which groups are free for its next step.
+
+    The shard answers when it has other ones than at `serial`, or after a moment. `changed` are tickets whose
+    state the shard should look up again; `recheck` has it compare everything with the ledger. `spent` says that
+    the refill budget of the step is spent.
+    """
+
+    run: str
+    learner: str
+    serial: Count = 0
+    changed: list[Count] = []
+    recheck: bool = False
+    spent: bool = False
+    schema: int = SCHEMA
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """What orders and quotas need to know of a stored group.
+
+    `oldest` is the version of its oldest token, `tokens` counts completions, `arrived` is in microseconds and
+    distinct within a shard, `reward` is the mean over its scored samples, `size` is in bytes.
+    """
+
+    ticket: Count
+    attempt: Count
+    prompt_index: Count
+    oldest: Count
+    tokens: Count
+    arrived: Count
+    informative: bool
+    reward: float
+    size: Count
+
+
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard's answer to an offer."""
+
+    serial: Count
+    ready: list[Stored]
+
+
+class Fetch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The learner's request for groups. The reply's first frame lists the tickets that are there, then come four
+    frames for each."""
+
+    run: str
+    learner: str
+    tickets: list[Count]
+    schema: int = SCHEMA
