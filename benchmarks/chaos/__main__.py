@@ -50,7 +50,7 @@ def run(trial: Trial, root: Path, name: str) -> dict[str, object]:
     stack = Stack(root, name, trial.prompts, trial.policy, f"staleness.max_staleness={trial.eta}")
     try:
         runner = Runner(stack, trial.verbose)
-        runner.until_steps(1, 90.0)
+        runner.until_steps(1, 300.0)
         runner.inject(schedule)
         hurt = time.monotonic() - started
         stack.hurry()

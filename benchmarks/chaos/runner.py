@@ -21,8 +21,8 @@ _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGST
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.02
-_VICTIM_SECONDS = 90.0
-_PROGRESS_SECONDS = 120.0
+_VICTIM_SECONDS = 240.0
+_PROGRESS_SECONDS = 300.0
 
 
 class ChaosError(AssertionError):

@@ -228,6 +228,24 @@ async def test_an_incomplete_checkpoint_is_skipped_and_named(make_parts, caplog)
     assert "checkpoint step-00000009 skipped: COMPLETE is missing" in caplog.text
 
 
+async def test_a_checkpoint_of_a_step_that_was_given_up_is_skipped(make_parts, caplog):
+    """A learner that was stopped while another took over wakes, and finishes the save of a step made anew since."""
+    first = await make_parts("a")
+    line = await train(first, await reopen(first))
+    await keep(first, line)
+    lost = await train(first, line)
+    late = checkpoint_writers(first, lost, await first.ledger.snapshot())
+    second = await make_parts("b")
+    line = await reopen(second)
+    await train(second, line)
+    write_checkpoint(first, lost.step, late)
+    again = await make_parts("c")
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        assert (await reopen(again)).step == 1
+    assert "step-00000002 skipped: is of learner a, whose step was given up for that of b" in caplog.text
+    assert again.trainer.state == 1
+
+
 async def test_a_second_learner_takes_over_and_the_first_is_fenced(make_parts):
     from slipstream.errors import FencedError
 

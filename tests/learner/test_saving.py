@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.checkpoint.finding import newest_complete
 from slipstream.config.load import build
-from slipstream.errors import RunHalted
+from slipstream.errors import FencedError, RunHalted
 from slipstream.learner.restore import Line
 from slipstream.learner.saving import Saver
 from slipstream.run_folder import RunFolder
@@ -19,6 +19,10 @@ from slipstream.run_folder import RunFolder
 class FakeLedger:
     def __init__(self) -> None:
         self.durable_steps: list[int] = []
+        self.learner = "me"
+
+    async def state(self):
+        return SimpleNamespace(learner=self.learner)
 
     async def snapshot(self) -> bytes:
         return b"book"
@@ -123,6 +127,20 @@ async def test_a_save_that_fails_ends_the_task_with_its_cause_and_is_never_told(
     await saver.hold(Line(1, 1))
     saver.begin()
     with pytest.raises(RunHalted, match="tensor a"):
+        await running
+    assert parts.ledger.durable_steps == []
+    assert list(parts.folder.checkpoints.iterdir()) == []
+
+
+async def test_a_learner_that_was_replaced_meanwhile_leaves_the_others_checkpoint_alone(parts):
+    saver = Saver(parts, 0)
+    running = asyncio.create_task(saver.run())
+    parts.trainer.gate.clear()
+    await saver.hold(Line(1, 1))
+    saver.begin()
+    parts.ledger.learner = "other"
+    parts.trainer.gate.set()
+    with pytest.raises(FencedError, match="learner other has taken the run over from me"):
         await running
     assert parts.ledger.durable_steps == []
     assert list(parts.folder.checkpoints.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,19 +31,23 @@ class Found:
     skipped: list[tuple[Path, str]]
 
 
-def newest_complete(root: Path) -> Found:
+def newest_complete(root: Path, refuse: Callable[[Path], str] = lambda path: "") -> Found:
     """Look from the newest step down for a checkpoint whose every byte is as written.
+
+    Args:
+        root: Folder of all checkpoints.
+        refuse: Why one that is complete is not wanted all the same; empty if it is.
 
     Raises:
         UserError: The folder cannot be read.
     """
     skipped = [(path, "was still being written") for path in _listed(root) if path.name.endswith(".writing")]
     for step, path in _candidates(root):
-        problems = verify(path)
-        if not problems:
+        problem = next(iter(verify(path)), "") or refuse(path)
+        if not problem:
             newer = [(left, why) for left, why in skipped if _claimed_step(left) > step]
             return Found(path, step, newer)
-        skipped.append((path, problems[0]))
+        skipped.append((path, problem))
     return Found(None, None, skipped)
 
 

@@ -34,7 +34,13 @@ def _no_fault(point: str) -> None:
     """Outside tests nothing happens between two steps."""
 
 
-def write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault = _no_fault) -> Path:
+def write(
+    root: Path,
+    step: int,
+    writers: Mapping[str, Writer],
+    fault: Fault = _no_fault,
+    confirm: Callable[[], None] = lambda: None,
+) -> Path:
     """Write the checkpoint of a step and return its folder, once it is durable under its final name.
 
     Args:
@@ -42,6 +48,7 @@ def write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault = _
         step: The step whose state this is; an earlier checkpoint of the same step is replaced.
         writers: By path inside the checkpoint, what writes that file (or folder of files).
         fault: Called with the name of each point where a crash is worth a test.
+        confirm: Called last, before the checkpoint takes its place; what it raises leaves everything as it was.
 
     Raises:
         UserError: The disk is full, read-only or forbidden.
@@ -49,14 +56,16 @@ def write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault = _
     for name in writers:
         _check_name(name)
     try:
-        return _write(root, step, writers, fault)
+        return _write(root, step, writers, fault, confirm)
     except OSError as error:
         if explained := user_error(root, error):
             raise explained from error
         raise
 
 
-def _write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault) -> Path:
+def _write(
+    root: Path, step: int, writers: Mapping[str, Writer], fault: Fault, confirm: Callable[[], None]
+) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(".step-*.writing"):  # of a process that died in the middle
         shutil.rmtree(left)
@@ -65,6 +74,7 @@ def _write(root: Path, step: int, writers: Mapping[str, Writer], fault: Fault) -
     try:
         entries = _write_files(work, writers, fault)
         _seal(work, FolderManifest(step, entries), fault)
+        confirm()
     except BaseException as error:
         # explained before the clean-up, while the free space is still what the writer met
         explained = user_error(root, error) if isinstance(error, OSError) else None

@@ -30,6 +30,7 @@
 --   retired     zset  incarnations that were replaced and may not come back
 --   evals       zset  evaluations in order;  e:JOB hash, e:JOB:back set, e:JOB:claims and e:JOB:results hash,
 --                     items:ID set of what a member has claimed
+--   made        hash  learner that committed each step, from the durable one on
 --   manifest    hash  newest announced version and its manifest
 --   lost        list  versions that a learner's restart took out of the line of descent
 --   changed     list  terms that a resume changed
@@ -897,6 +898,7 @@ define('commit', WRITES, function(step, version, learner, tickets)
   for _, record in ipairs(trained) do redis.call('SADD', key('step:' .. step), record.number) end
   redis.call('ZADD', key('steps'), step, step)
   redis.call('HSET', key('run'), 'step', step, 'version', version, 'has_committed', 1)
+  redis.call('HSET', key('made'), step, learner)
   return run_reply()
 end)
 
@@ -907,6 +909,16 @@ define('advance_version', WRITES, function(version, learner)
   end
   redis.call('HSET', key('run'), 'version', version)
 end)
+
+local function forget_makers(over)
+  for _, made in ipairs(numbers('HKEYS', key('made'))) do
+    if over(made) then redis.call('HDEL', key('made'), made) end
+  end
+end
+
+-- Which learner made each step of the line of descent, from the durable one on. A checkpoint of such a step by
+-- another learner is of a line that was given up.
+define('makers', READS, function() return {redis.call('HGETALL', key('made'))} end)
 
 define('durable', WRITES, function(step, learner)
   local run = run_of(learner)
@@ -922,6 +934,7 @@ define('durable', WRITES, function(step, learner)
     redis.call('ZREM', key('steps'), done)
   end
   if step > run.durable_step then redis.call('HSET', key('run'), 'durable_step', step) end
+  forget_makers(function(made) return made < step end)
 end)
 
 -- `told`: a version that the learner's own files name, though a ledger that lost writes may not know of it.
@@ -942,6 +955,7 @@ define('rollback', WRITES, function(step, version, learner, told)
     redis.call('RPUSH', key('lost'), (version + 1) .. '-' .. newest)
   end
   redis.call('HSET', key('run'), 'step', step, 'version', newest)
+  forget_makers(function(made) return made > step end)
   return run_reply()
 end)
 
@@ -1171,7 +1185,8 @@ local function wipe()
     redis.call('DEL', key('owned:' .. id), key('granted:' .. id))
   end
   for _, name in ipairs({'run', 'counts', 'folded', 'folds', 'records', 'retry', 'flight', 'deadlines', 'steps',
-    'closed', 'lost', 'manifest', 'partials', 'ahead', 'lengths:0', 'lengths:1'}) do redis.call('DEL', key(name)) end
+    'closed', 'lost', 'manifest', 'partials', 'ahead', 'lengths:0', 'lengths:1',
+    'made'}) do redis.call('DEL', key(name)) end
 end
 
 -- What was on its way when the snapshot was made is issued again; what was stored is still in its buffer.

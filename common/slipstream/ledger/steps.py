@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.ledger.base import LedgerCalls
-from slipstream.ledger.records import Folded, RunState, State, Taken
+from slipstream.ledger.records import Folded, RunState, State, Taken, pairs
 from slipstream.ledger.runs import StateReply
 
 _AT_ONCE = 1000
@@ -24,6 +24,10 @@ class _StoredReply(msgspec.Struct, frozen=True, array_like=True):
     last: int
     seen: int
     found: list[tuple[int, int, str]]
+
+
+class _MakersReply(msgspec.Struct, frozen=True, array_like=True):
+    flat: list[str]
 
 
 class StepCalls(LedgerCalls):
@@ -95,6 +99,11 @@ class StepCalls(LedgerCalls):
     async def advance_version(self, version: int, learner: str) -> None:
         """Set a higher version without a step: weights that a restarted learner publishes anew."""
         await self._book.do("advance_version", version, learner)
+
+    async def makers(self) -> dict[int, str]:
+        """Which learner made each step of the line of descent, from the durable one on; empty in an empty ledger."""
+        reply = await self._book.call(_MakersReply, "makers")
+        return {int(step): learner for step, learner in pairs(reply.flat).items()}
 
     async def durable(self, step: int, learner: str) -> None:
         """A checkpoint covers everything up to `step`: fold those records away."""

@@ -9,8 +9,10 @@ did, and tokens of lost versions have their true distance from the line.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +46,12 @@ async def reopen(parts: Parts) -> Line:
             ledger is empty and there is nothing to restore it from.
         LedgerError: The checkpoint is older than what the ledger holds as durable.
     """
-    found = await asyncio.to_thread(newest_complete, parts.folder.checkpoints)
+    with contextlib.suppress(RunNotOpen):  # from here on nobody else commits, or makes a checkpoint durable
+        await parts.ledger.claim_learner(parts.learner)
+    makers = await parts.ledger.makers()
+    found = await asyncio.to_thread(
+        newest_complete, parts.folder.checkpoints, lambda path: _of_another_line(path, makers)
+    )
     for path, why in found.skipped:
         log.warning("checkpoint %s skipped: %s", path.name, why)
     line, snapshot = Line(), None
@@ -95,18 +102,29 @@ async def _empty(parts: Parts) -> bool:
 
 def checkpoint_writers(parts: Parts, line: Line, snapshot: bytes) -> Writers:
     """What the checkpoint of a line holds, by file name: copies, so that training may go on meanwhile."""
-    place = {"step": line.step, "version": line.version}
+    place = {"step": line.step, "version": line.version, "learner": parts.learner}
     return parts.trainer.save_writers() | {
         LINE: lambda path: _write(path, json.dumps(place).encode()),
         LEDGER: lambda path: _write(path, snapshot),
     }
 
 
-def write_checkpoint(parts: Parts, step: int, writers: Writers) -> None:
-    """Write a checkpoint and prune the older ones; returns once it is durable."""
+def write_checkpoint(
+    parts: Parts, step: int, writers: Writers, confirm: Callable[[], None] = lambda: None
+) -> None:
+    """Write a checkpoint and prune the older ones; returns once it is durable. `confirm` is asked last."""
     keep = parts.config.learner.checkpoint
-    write(parts.folder.checkpoints, step, writers)
+    write(parts.folder.checkpoints, step, writers, confirm=confirm)
     prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0)
+
+
+def _of_another_line(path: Path, makers: Mapping[int, str]) -> str:
+    """Why a checkpoint is not of this run's line, if it is not: a learner that was stopped while another one took
+    the run over may wake and finish its save."""
+    place = json.loads((path / LINE).read_text(encoding="utf-8"))
+    maker, writer = makers.get(place["step"], ""), place.get("learner", "")
+    given_up = maker and writer and maker != writer
+    return f"is of learner {writer}, whose step was given up for that of {maker}" if given_up else ""
 
 
 def _write(path: Path, content: bytes) -> None:

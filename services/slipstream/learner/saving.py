@@ -10,11 +10,14 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 
+from slipstream.errors import FencedError
 from slipstream.learner.restore import Line, Writers, checkpoint_writers, write_checkpoint
 from slipstream.learner.setup import Parts
 
 log = logging.getLogger("slipstream.learner")
+_CONFIRM_SECONDS = 60.0  # more than the ledger's own deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,21 @@ class Saver:
         while True:
             save = await self._queue.get()
             started = time.monotonic()
-            await asyncio.to_thread(write_checkpoint, self._parts, save.line.step, save.writers)
+            confirm = partial(self._confirm, asyncio.get_running_loop())
+            await asyncio.to_thread(write_checkpoint, self._parts, save.line.step, save.writers, confirm)
             await self._parts.ledger.durable(save.line.step, self._parts.learner)
             seconds = time.monotonic() - started
             self._parts.metrics.checkpoint(save.line.step, seconds)
             log.info("checkpoint at step %d saved in %.1f s, beside the training", save.line.step, seconds)
             del save  # its copies are as large as the model and its optimizer
             self._queue.task_done()
+
+    def _confirm(self, loop: asyncio.AbstractEventLoop) -> None:
+        """See that the run is still ours before a checkpoint takes its place; called in the thread that writes it.
+
+        Raises:
+            FencedError: Another learner has taken the run over, and its checkpoint must not be replaced by ours.
+        """
+        state = asyncio.run_coroutine_threadsafe(self._parts.ledger.state(), loop).result(_CONFIRM_SECONDS)
+        if state.learner != self._parts.learner:
+            raise FencedError(f"learner {state.learner} has taken the run over from {self._parts.learner}")
