@@ -10,6 +10,7 @@ from slipstream.errors import TransportTimeout, UserError, WeightsError
 from slipstream.transport.keys import generate
 from slipstream.weights import tcp_wire
 from slipstream.weights.base import ArraySource
+from slipstream.weights.control import Dial, ServerOptions
 from slipstream.weights.manifest import layout
 from slipstream.weights.pulling import AutoSubscriber, PullSubscriber
 from slipstream.weights.serving import ServingPublisher
@@ -17,8 +18,8 @@ from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
 from slipstream.weights.shm_reader import ShmSubscriber
 from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import Dial, TcpPuller
-from slipstream.weights.tcp_server import ServerOptions, WeightServer
+from slipstream.weights.tcp_pull import TcpPuller
+from slipstream.weights.tcp_server import WeightServer
 from slipstream.weights.transports import open_publisher, open_subscriber
 
 

@@ -9,13 +9,14 @@ import pytest
 
 from slipstream.errors import TransportTimeout
 from slipstream.weights import stream_pull, tcp_wire
+from slipstream.weights.control import Dial
 from slipstream.weights.manifest import decode_manifest, encode_manifest
 from slipstream.weights.pulling import PullSubscriber
 from slipstream.weights.serving import ServingPublisher
 from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
 from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import Dial, TcpPuller
+from slipstream.weights.tcp_pull import TcpPuller
 
 pytestmark = pytest.mark.process
 

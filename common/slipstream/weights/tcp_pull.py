@@ -6,30 +6,20 @@ Where the server has CURVE keys the frames come encrypted over ZeroMQ; else over
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import zmq
 
 from slipstream.errors import TransportTimeout, WeightsError
-from slipstream.transport.keys import KeyPair
 from slipstream.weights.base import Bytes, Part
+from slipstream.weights.control import Dial, dial
 from slipstream.weights.manifest import Manifest
 from slipstream.weights.stream_pull import pull_stream
 from slipstream.weights.stream_wire import SCHEME
-from slipstream.weights.tcp_wire import MAX_MESSAGE_BYTES, ChunkRequest, check_reply, chunk_requests
+from slipstream.weights.tcp_wire import ChunkRequest, check_reply, chunk_requests
 
 WINDOW = 4  # requests under way
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """How to reach a server: own keys and the server's public key for CURVE, and the wait for each frame."""
-
-    keys: KeyPair | None = None
-    server_key: str = ""
-    frame_seconds: float = 10.0
 
 
 class TcpPuller:
@@ -54,7 +44,7 @@ class TcpPuller:
         if endpoint.startswith(SCHEME):
             pull_stream(manifest, endpoint, part, target, start, filled, self._dial.frame_seconds)
             return
-        socket = self._connect(endpoint)
+        socket = dial(self._context, endpoint, self._dial)
         try:
             requests = chunk_requests(manifest, part, len(target), start)
             for request in requests[:WINDOW]:
@@ -70,16 +60,6 @@ class TcpPuller:
     def close(self) -> None:
         """End all sockets; harmless when repeated."""
         self._context.destroy(linger=0)
-
-    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        if self._dial.keys is not None:
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self._dial.server_key.encode())
-            socket.setsockopt(zmq.CURVE_SECRETKEY, self._dial.keys.secret.encode())
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._dial.keys.public.encode())
-        socket.connect(endpoint)
-        return socket
 
     def _next(self, socket: zmq.Socket[bytes], manifest: Manifest, endpoint: str) -> list[zmq.Frame]:
         if not socket.poll(round(self._dial.frame_seconds * 1000)):

@@ -108,19 +108,27 @@ def schemes(settings: WeightsSection, address: str) -> Sequence[str]:
 
 def open_server(scheme: str, shelf: Shelf, settings: WeightsSection, address: str, port: int) -> Server:
     """The offering end of a transport."""
+    from slipstream.weights.control import ServerOptions
     from slipstream.weights.stream_server import StreamServer
+    from slipstream.weights.ucx_server import UcxServer
 
+    if scheme == "ucx":
+        options = ServerOptions(address, port, _advertised(address))
+        return UcxServer(shelf, options, settings.frame_seconds)
     return StreamServer(shelf, address, port, _advertised(address))
 
 
 def open_puller(scheme: str, settings: WeightsSection) -> Puller:
     """The fetching end of a transport."""
+    from slipstream.weights.control import Dial
     from slipstream.weights.files import FilePuller
-    from slipstream.weights.tcp_pull import Dial, TcpPuller
+    from slipstream.weights.tcp_pull import TcpPuller
+    from slipstream.weights.ucx_pull import UcxPuller
 
     if scheme == "file":
         return FilePuller()
-    return TcpPuller(Dial(frame_seconds=settings.frame_seconds))
+    dial = Dial(frame_seconds=settings.frame_seconds)
+    return UcxPuller(dial) if scheme == "ucx" else TcpPuller(dial)
 
 
 def _file_store(settings: WeightsSection, run: str, incarnation: int) -> Store:

@@ -1,0 +1,111 @@
+"""ZeroMQ sockets of the weight servers, with CURVE where there are keys: who may connect, and how to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils import z85
+
+from slipstream.errors import UserError
+from slipstream.transport.keys import KeyPair
+from slipstream.weights.tcp_wire import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
+
+QUEUED_FRAMES = 64
+ZAP = "inproc://zeromq.zap.01"
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to listen; `advertise` is the host name that receivers use (empty for `host`).
+
+    With `keys` only receivers whose public key is in `allowed` are served, over CURVE.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str = ""
+    keys: KeyPair | None = None
+    allowed: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """How to reach a server: own keys and the server's public key for CURVE, and the wait for each frame."""
+
+    keys: KeyPair | None = None
+    server_key: str = ""
+    frame_seconds: float = 10.0
+
+
+class Gate:
+    """A ROUTER that listens, and the answer to libzmq's question about each new client (ZeroMQ RFC 27).
+
+    Raises:
+        UserError: The port is taken.
+    """
+
+    def __init__(self, context: Context, options: ServerOptions) -> None:
+        self.refused = 0
+        self._allowed = {z85.decode(key.encode()) for key in options.allowed}
+        self._zap: zmq.Socket[bytes] | None = None
+        if options.keys is not None:
+            self._zap = context.socket(zmq.ROUTER)
+            self._zap.bind(ZAP)
+        self.router = _bind(context, options)
+        port = self.router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
+        self.place = f"{options.advertise or options.host}:{port}"
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Have a poller wake for either socket."""
+        for socket in filter(None, (self.router, self._zap)):
+            poller.register(socket, zmq.POLLIN)
+
+    def admit(self) -> None:
+        """Answer what was asked about new clients."""
+        while self._zap is not None and readable(self._zap):
+            frames = self._zap.recv_multipart()
+            welcome = len(frames) == 9 and frames[7] == b"CURVE" and frames[8] in self._allowed
+            self.refused += not welcome
+            verdict = [b"200", b"OK"] if welcome else [b"400", b"key not allowed"]
+            self._zap.send_multipart([frames[0], b"", b"1.0", frames[3], *verdict, b"", b""])
+
+
+def _bind(context: Context, options: ServerOptions) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.SNDHWM, QUEUED_FRAMES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    if options.keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, options.keys.secret.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, options.keys.public.encode())
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"slipstream")
+    try:
+        socket.bind(f"tcp://{options.host}:{options.port or '*'}")
+    except zmq.ZMQError as error:
+        raise UserError(
+            f"weights.port {options.port} on {options.host} cannot be used: {error}",
+            "free it, or set it to 0 to let the system choose",
+        ) from error
+    return socket
+
+
+def dial(context: Context, endpoint: str, options: Dial) -> zmq.Socket[bytes]:
+    """A DEALER that connects, with CURVE if there are keys."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    if options.keys is not None:
+        socket.setsockopt(zmq.CURVE_SERVERKEY, options.server_key.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, options.keys.secret.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, options.keys.public.encode())
+    socket.connect(endpoint)
+    return socket
+
+
+def readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message can be taken at once."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN))
