@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,26 @@ def test_a_dead_process_holds_nothing(folder: RunFolder) -> None:
         holder.wait(30)
     with folder.held():
         pass
+
+
+def test_asking_whether_a_run_is_held_refuses_nobody(folder: RunFolder) -> None:
+    """Many ask while others take and leave the lock: none of those is told that the run is in use."""
+    asking = threading.Event()
+
+    def ask() -> None:
+        while not asking.is_set():
+            _ = folder.live_url
+
+    askers = [threading.Thread(target=ask) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    for _ in range(200):
+        with folder.held():
+            pass
+    asking.set()
+    for asker in askers:
+        asker.join(30)
+    assert RunFolder(folder.path.parent, "never").live_url is None
 
 
 def test_the_ledger_is_live_only_while_the_run_is_held(folder: RunFolder) -> None:

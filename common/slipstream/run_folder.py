@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,9 @@ from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 
+# `struct flock`: a write lock on the whole file, owned by the open file and not by the process, as flock's are
+_LOCK = struct.Struct("hhqqi0q")
+_WHOLE_FILE = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -116,10 +120,21 @@ class RunFolder:
         """
         with (self.path / ".lock").open("w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _WHOLE_FILE)
             except OSError:
-                raise UserError(f"run {self.path} is in use", "stop the other `slipstream up` first") from None
+                mend = "stop the other `slipstream up` first, or let the `slipstream audit` end"
+                raise UserError(f"run {self.path} is in use", mend) from None
             yield
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process holds the run; asking takes nothing, so nobody who starts meanwhile is refused."""
+        try:
+            with (self.path / ".lock").open("rb+") as lock:
+                found = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+        except FileNotFoundError:
+            return False
+        return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def announce(self, url: str) -> None:
         """Note where the embedded ledger of this attempt is; meaningful only while the run is held."""
@@ -129,11 +144,7 @@ class RunFolder:
     def live_url(self) -> str | None:
         """Where the embedded ledger is, if somebody holds the run right now."""
         note = self.path / ".ledger"
-        try:
-            with self.held():
-                return None
-        except UserError:
-            return note.read_text(encoding="utf-8") if note.exists() else None
+        return note.read_text(encoding="utf-8") if self.in_use and note.exists() else None
 
     def record_attempt(self, config: Config, provenance: dict[str, Any]) -> None:
         """Write the resolved config and the provenance of this attempt; both hold no secrets."""

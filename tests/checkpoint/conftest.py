@@ -38,6 +38,6 @@ def save_process(tmp_path: Path) -> Callable[[int, str], int]:
 
     def run(step: int, point: str) -> int:
         command = [sys.executable, "-c", SAVER, str(tmp_path), str(step), point]
-        return subprocess.run(command, timeout=30, check=False).returncode
+        return subprocess.run(command, timeout=120, check=False).returncode
 
     return run

@@ -7,7 +7,7 @@ import pytest
 from slipstream.checkpoint.finding import newest_complete, prune, verify
 from slipstream.checkpoint.writing import write
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 POINTS = ["file model.bin", "inside", "file optimizer.bin", "file ledger/state.json", "manifest", "marker"]
 

@@ -134,7 +134,7 @@ def test_an_audit_of_a_run_that_never_started(
     run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["audit", str(run())]) == EXIT_USER
-    assert "has no ledger; the run never started" in complaint(capsys)
+    assert "run r has no ledger in" in complaint(capsys)
 
 
 def test_an_audit_of_a_server_that_is_not_there(

@@ -66,7 +66,7 @@ async def make_parts(tmp_path, server):
         config = build(tree)[0]
         folder = RunFolder.of(config)
         folder.create()
-        ledger = await Ledger.connect(url, "r", deadline=10)
+        ledger = await Ledger.connect(url, "r", deadline=50)
         opened.append(ledger)
         prompts = Prompts(fingerprint)
         return SimpleNamespace(

@@ -45,7 +45,7 @@ class Server:
 
     def start(self) -> None:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 50
         with redis.Redis.from_url(self.url) as client:
             while True:
                 try:
@@ -125,7 +125,7 @@ async def connect(server: Server, clock: Clock) -> AsyncIterator[Connect]:
     opened: list[Ledger] = []
 
     async def make(suffix: str = "") -> Ledger:
-        ledger = await Ledger.connect(server.url, run + suffix, deadline=10, now=clock)
+        ledger = await Ledger.connect(server.url, run + suffix, deadline=50, now=clock)
         opened.append(ledger)
         return ledger
 

@@ -22,7 +22,7 @@ from slipstream.ledger.records import LedgerLost, MemberExpired, RunNotOpen
 async def test_a_killed_server_with_its_data_goes_on(make_server, terms, replica):
     """Case 101, with persistence: calls wait and the run goes on where it was."""
     server = make_server()
-    async with await Ledger.connect(server.url, "r", deadline=20) as ledger:
+    async with await Ledger.connect(server.url, "r", deadline=50) as ledger:
         await ledger.open_run(terms())
         await ledger.join(replica())
         before = await ledger.admit("g0", 3, 0)
@@ -39,10 +39,10 @@ async def test_a_killed_server_with_its_data_goes_on(make_server, terms, replica
 async def test_a_server_that_stays_away_is_an_error_at_the_deadline(make_server, terms):
     """Case 101."""
     server = make_server()
-    async with await Ledger.connect(server.url, "r", deadline=0.3) as ledger:
+    async with await Ledger.connect(server.url, "r", deadline=1.5) as ledger:
         await ledger.open_run(terms())
         server.kill()
-        with pytest.raises(LedgerError, match=r"did not answer state within 0\.3 s"):
+        with pytest.raises(LedgerError, match=r"did not answer state within 1\.5 s"):
             await ledger.state()
 
 
@@ -50,7 +50,7 @@ async def test_a_server_that_stays_away_is_an_error_at_the_deadline(make_server,
 async def test_a_server_that_comes_back_empty_is_restored_from_the_checkpoint(make_server, terms, replica):
     """Case 101, without persistence: no call takes it for version 0."""
     server = make_server()
-    async with await Ledger.connect(server.url, "r", deadline=20) as ledger:
+    async with await Ledger.connect(server.url, "r", deadline=50) as ledger:
         await ledger.open_run(terms())
         await ledger.claim_learner("L1")
         await ledger.join(replica())
@@ -110,7 +110,7 @@ async def test_a_call_on_a_frozen_server_can_be_cancelled(make_server, terms):
             assert not call.done()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(call, 10)
+                await asyncio.wait_for(call, 50)
         finally:
             server.process.send_signal(signal.SIGCONT)
         assert (await ledger.state()).version == 0
@@ -119,7 +119,7 @@ async def test_a_call_on_a_frozen_server_can_be_cancelled(make_server, terms):
 @pytest.mark.process
 async def test_a_call_on_a_frozen_server_ends_at_its_deadline(make_server, terms):
     server = make_server()
-    async with await Ledger.connect(server.url, "r", deadline=0.3) as ledger:
+    async with await Ledger.connect(server.url, "r", deadline=1.5) as ledger:
         await ledger.open_run(terms())
         server.process.send_signal(signal.SIGSTOP)
         try:
@@ -132,7 +132,7 @@ async def test_a_call_on_a_frozen_server_ends_at_its_deadline(make_server, terms
 async def test_a_repeated_send_after_a_lost_reply_is_one_transition(make_server, terms, replica, monkeypatch):
     """The server did it, the reply got lost, the client sends again."""
     server = make_server()
-    async with await Ledger.connect(server.url, "r", deadline=5) as ledger:
+    async with await Ledger.connect(server.url, "r", deadline=50) as ledger:
         await ledger.open_run(terms())
         await ledger.claim_learner("L")
         await ledger.join(replica())
@@ -162,7 +162,7 @@ async def test_a_repeated_send_after_a_lost_reply_is_one_transition(make_server,
 
 async def test_a_sending_that_arrives_late_changes_nothing(server, terms, replica, monkeypatch):
     """A frozen server or a healed partition delivers what the client has long given up and sent again."""
-    async with await Ledger.connect(server.url, "late", deadline=5) as ledger:
+    async with await Ledger.connect(server.url, "late", deadline=50) as ledger:
         await ledger.open_run(terms())
         await ledger.claim_learner("L")
         await ledger.join(replica())
@@ -199,7 +199,7 @@ async def test_a_sending_that_arrives_late_changes_nothing(server, terms, replic
 
 
 async def test_many_replicas_together_keep_the_cap(server, terms, replica):
-    ledgers = [await Ledger.connect(server.url, "crowd", deadline=10) for _ in range(8)]
+    ledgers = [await Ledger.connect(server.url, "crowd", deadline=50) for _ in range(8)]
     await ledgers[0].open_run(terms(groups_per_step=16))
     for place, ledger in enumerate(ledgers):
         await ledger.join(replica(f"g{place}"))

@@ -21,13 +21,13 @@ async def test_any_policy_that_may_evict_is_refused(make_server):
     with pytest.raises(
         UserError, match=r"maxmemory-policy is 'allkeys-lru'.*set maxmemory-policy to noeviction"
     ):
-        await Ledger.connect(server.url, "r", deadline=5)
+        await Ledger.connect(server.url, "r", deadline=50)
 
 
 async def test_a_full_server_stops_producers_and_lets_work_finish(make_server, terms, replica):
     """Case 100."""
     server = make_server()
-    async with await Ledger.connect(server.url, "r", deadline=5) as ledger:
+    async with await Ledger.connect(server.url, "r", deadline=50) as ledger:
         await ledger.open_run(terms())
         await ledger.claim_learner("L")
         await ledger.join(replica())
@@ -37,7 +37,7 @@ async def test_a_full_server_stops_producers_and_lets_work_finish(make_server, t
         with pytest.raises(LedgerFull, match="maxmemory"):
             await ledger.admit("g0", 1, 0)
         await ledger.heartbeat("g0")
-        async with await Ledger.connect(server.url, "r", deadline=5) as restarted:
+        async with await Ledger.connect(server.url, "r", deadline=50) as restarted:
             await restarted.open_run(terms())
             await restarted.join(replica(incarnation="b", name="g1"))
         await ledger.buffered(0, 0, "b0", 0, 0, 1, True)
@@ -74,16 +74,16 @@ async def test_a_user_without_permission_for_functions_is_refused(make_server):
         client.execute_command("ACL", "SETUSER", "weak", "on", ">pw", "~*", "+@all", "-function")
     url = server.url.replace("unix://", "unix://weak:pw@")
     with pytest.raises(UserError, match=r"redis.url: its user may not load functions.*\+function\|load"):
-        await Ledger.connect(url, "r", deadline=5)
+        await Ledger.connect(url, "r", deadline=50)
 
 
 async def test_the_password_is_asked_for_and_shows_in_no_command_line(make_server, tmp_path):
     server = make_server(password='a "secret" \\ word')
-    async with await Ledger.connect(server.url, "r", password='a "secret" \\ word', deadline=5) as ledger:
+    async with await Ledger.connect(server.url, "r", password='a "secret" \\ word', deadline=50) as ledger:
         assert await ledger.members() == []
     for wrong in (None, "guess"):
         with pytest.raises(UserError, match=r"redis\.url: the password"):
-            await Ledger.connect(server.url, "r", password=wrong, deadline=5)
+            await Ledger.connect(server.url, "r", password=wrong, deadline=50)
     tmp_path.chmod(0o755)
     how = embedded_server(tmp_path, password="secret")
     assert "secret" not in " ".join(how.command)
@@ -114,11 +114,11 @@ async def test_nobody_there_is_said_at_the_deadline(tmp_path):
 
 
 async def test_two_releases_of_the_library_serve_one_run(server, terms, monkeypatch):
-    async with await Ledger.connect(server.url, "two-releases", deadline=5) as ours:
+    async with await Ledger.connect(server.url, "two-releases", deadline=50) as ours:
         await ours.open_run(terms())
         source = connection.library()[1].split("\n", 2)[2]
         release = ("other", f"#!lua name=slipstream_other\nlocal RELEASE = 'other'\n{source}")
         monkeypatch.setattr(connection, "library", lambda: release)
-        async with await Ledger.connect(server.url, "two-releases", deadline=5) as theirs:
+        async with await Ledger.connect(server.url, "two-releases", deadline=50) as theirs:
             await theirs.pause()
             assert (await ours.state()).status == "paused"

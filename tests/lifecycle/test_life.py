@@ -34,6 +34,29 @@ async def test_a_dead_background_task_ends_the_process_with_its_cause():
     assert told == [caught.value]
 
 
+async def test_a_wait_is_cut_off_by_a_stop_alone():
+    life, ended = Life(), []
+
+    async def work(event: asyncio.Event) -> str:
+        try:
+            await event.wait()
+        except asyncio.CancelledError:
+            ended.append("cut off")
+            raise
+        return "done"
+
+    ready = asyncio.Event()
+    ready.set()
+    assert await life.unless_stopped(work(ready)) == "done"
+    waiting = asyncio.create_task(life.unless_stopped(work(asyncio.Event())))
+    await asyncio.sleep(0)
+    life.stop()
+    assert await waiting is None
+    assert ended == ["cut off"]
+    with pytest.raises(ValueError, match="broken"):
+        await life.unless_stopped(raising(ValueError("broken")))
+
+
 async def test_a_background_task_that_ends_by_itself_is_a_fault():
     life = Life()
 

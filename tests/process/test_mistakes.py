@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 BROKEN_ROWS = "\n".join(
     [json.dumps({"prompt": "123456", "answer": "x"}), json.dumps({"prompt": "2"}), '{"prompt": ']
@@ -38,9 +38,9 @@ def test_a_mistake_is_one_line_that_stands_last(stack, quick, tmp_path, mistake)
     files(tmp_path)
     settings, words = MISTAKES[mistake]
     run = stack().up(*quick, "run.steps=2", *(text.format(tmp=tmp_path) for text in settings))
-    assert run.wait(50) == 2, run.text
-    last = run.text.strip().splitlines()[-1]
-    assert all(word in last for word in words), run.text
+    assert run.wait() == 2, run.text
+    telling = [line for line in run.text.strip().splitlines() if all(word in line for word in words)]
+    assert telling == [run.text.strip().splitlines()[-1]], run.text
     assert "Traceback" not in run.text
     run.assert_gone()
 
@@ -48,7 +48,7 @@ def test_a_mistake_is_one_line_that_stands_last(stack, quick, tmp_path, mistake)
 def test_a_folder_that_cannot_be_written_is_named(stack, quick):
     run = stack()
     run.up(*quick, "run.steps=2", "run.root=/proc/nowhere")
-    assert run.wait(20) == 2, run.text
+    assert run.wait() == 2, run.text
     assert "run.root" in run.text.strip().splitlines()[-1]
     assert "Traceback" not in run.text
 
@@ -65,7 +65,7 @@ def test_a_port_that_is_taken_is_named(stack, tmp_path, quick, setting):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             run.role_alone("reward", *quick, "run.steps=2", f"{setting}={port}", f"redis.url={how.url}")
-            assert run.wait(30) == 2, run.text
+            assert run.wait() == 2, run.text
     finally:
         server.kill()
         server.wait()

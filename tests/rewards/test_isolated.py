@@ -1,5 +1,6 @@
 """Scorers that run in workers: `python`, `regex`, `reasoning_gym`."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from slipstream.rewards.base import RewardSpec
 from slipstream.rewards.python import find_code
 from slipstream.rewards.scorers import Scorers
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 Load = Callable[..., Scorers]
 GOOD = "Here it is:\n```python\ndef f(x):\n    return x + 1\n```\nDone."
@@ -51,7 +52,7 @@ async def test_programs_pass_or_fail_their_tests(scorers: Load) -> None:
         "import sys\nprint('x' * 5000, file=sys.stderr)\ndef f(x): return x + 1": 1,
         "print('x' * 10**8)\ndef f(x): return x + 1": 0,
     }
-    loaded = scorers(RewardSpec("python", timeout_seconds=20))
+    loaded = scorers(RewardSpec("python", timeout_seconds=60))
     scored = await loaded.score_group("p", list(programs), TESTS)
     assert {program: sample.reward for program, sample in zip(programs, scored, strict=True)} == programs
     assert not any(sample.unscored for sample in scored)
@@ -60,29 +61,34 @@ async def test_programs_pass_or_fail_their_tests(scorers: Load) -> None:
 async def test_the_environment_is_bare(scorers: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     code = "import os\nassert 'SECRET' not in os.environ\nassert os.listdir('.') == []\ndef f(x): return x + 1"
-    scored = await scorers(RewardSpec("python")).score_group("p", [code], TESTS)
+    scored = await scorers(RewardSpec("python", timeout_seconds=60)).score_group("p", [code], TESTS)
     assert scored[0].reward == 1.0
 
 
 @pytest.mark.parametrize(
-    ("code", "flag"),
-    [("while True: pass", "python:timeout"), ("x = [0] * 10**10\ndef f(x): return x + 1", "python:memory")],
+    ("code", "seconds", "flag"),
+    [
+        ("while True: pass", 1.0, "python:timeout"),
+        ("x = [0] * 10**10\ndef f(x): return x + 1", 60.0, "python:memory"),
+    ],
 )
-async def test_a_program_over_its_limits_scores_0(scorers: Load, code: str, flag: str) -> None:
+async def test_a_program_over_its_limits_scores_0(scorers: Load, code: str, seconds: float, flag: str) -> None:
     """Case 2 and Case 3, for a program."""
-    loaded = scorers(RewardSpec("python", timeout_seconds=1.0))
+    loaded = scorers(RewardSpec("python", timeout_seconds=seconds))
     scored = (await loaded.score_group("p", [code], TESTS))[0]
     assert (scored.reward, scored.flags) == (0.0, (flag,))
 
 
 @needs_namespaces
 async def test_a_program_has_no_network(scorers: Load) -> None:
-    code = "import socket\nsocket.create_connection(('127.0.0.1', {port}), 5)\ndef f(x): return x + 1"
+    code = "import socket\nsocket.create_connection(('127.0.0.1', {port}), 30)\ndef f(x): return x + 1"
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), 5):
             pass
-        scored = await scorers(RewardSpec("python")).score_group("p", [code.format(port=port)], TESTS)
+        scored = await scorers(RewardSpec("python", timeout_seconds=60)).score_group(
+            "p", [code.format(port=port)], TESTS
+        )
     assert scored[0].reward == 0.0
 
 
@@ -91,15 +97,20 @@ async def test_a_process_that_a_program_leaves_behind_dies_with_it(scorers: Load
     code = (
         "import subprocess\nsubprocess.Popen(['sleep', '4711'], start_new_session=True)\ndef f(x): return x + 1"
     )
-    loaded = scorers(RewardSpec("python"))
+    loaded = scorers(RewardSpec("python", timeout_seconds=60))
     assert (await loaded.score_group("p", [code], TESTS))[0].reward == 1.0
     await loaded.close()
-    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4711"]]
-    assert left == []
+    async with asyncio.timeout(60):
+        while sleepers():  # noqa: ASYNC110  (killed, and gone when the system has reaped it)
+            await asyncio.sleep(0.05)
+
+
+def sleepers() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4711"]]
 
 
 async def test_a_row_without_tests_is_unscored(scorers: Load) -> None:
-    loaded = scorers(RewardSpec("python"))
+    loaded = scorers(RewardSpec("python", timeout_seconds=60))
     assert (await loaded.score_group("p", [GOOD], {"tests": ""}))[0].unscored == "exception"
     assert (await loaded.score_group("p", [GOOD], {}))[0].unscored == "exception"
 
@@ -115,7 +126,7 @@ async def test_regex_rewards_a_form(scorers: Load) -> None:
 
 async def test_a_pattern_that_never_ends_is_stopped(scorers: Load) -> None:
     options = {"pattern": "(a+)+b", "full": True}
-    loaded = scorers(RewardSpec("regex", timeout_seconds=0.5, options=options))
+    loaded = scorers(RewardSpec("regex", timeout_seconds=3.0, options=options))
     scored = await loaded.score_group("p", ["a" * 60, "aab"], {})
     assert [sample.unscored for sample in scored] == ["timeout", ""]
     assert scored[1].reward == 1.0
@@ -126,13 +137,13 @@ async def test_reasoning_gym_counts_only_a_full_score(scorers: Load) -> None:
     columns: dict[str, Any] = {"answer": "1", "metadata": {"source_dataset": "chain_sum"}}
     texts = ["1", "<answer>1</answer>", "so <answer> 1 </answer>", "11", "no"]
     loaded = scorers(
-        RewardSpec("reasoning_gym", timeout_seconds=30),
+        RewardSpec("reasoning_gym", timeout_seconds=90),
         RewardSpec(
             "reasoning_gym",
             name="part",
             weight=0.0,
             options={"partial": True, "task": "chain_sum"},
-            timeout_seconds=30,
+            timeout_seconds=90,
         ),
     )
     await loaded.start()
@@ -145,7 +156,7 @@ async def test_a_reasoning_gym_scorer_that_throws_gives_0_and_a_flag(scorers: Lo
     pytest.importorskip("reasoning_gym")
     options = {"task": "prime_factorization"}
     columns = {"answer": "2 × 3", "metadata": '{"number": 6, "factors": [2, 3]}'}
-    loaded = scorers(RewardSpec("reasoning_gym", options=options, timeout_seconds=30))
+    loaded = scorers(RewardSpec("reasoning_gym", options=options, timeout_seconds=90))
     await loaded.start()
     scored = await loaded.score_group("p", ["zzz", "2 × 3"], columns)
     assert [sample.reward for sample in scored] == [0.0, 1.0]

@@ -160,7 +160,9 @@ async def test_a_scorer_that_throws_leaves_the_sample_unscored_with_the_cause(
     loaded = scorers(RewardSpec(f"{path}:reward"))
     scored = await loaded.score_group("p", ["a", "b", "c", "d", "e", "f"], {})
     assert sorted(sample.unscored for sample in scored) == ["", "", "", "", "exception", "exception"]
-    assert {sample.detail for sample in scored if sample.unscored} == {"reward: KeyError: 'B9'"}
+    assert {sample.detail for sample in scored if sample.unscored} == {
+        "reward: KeyError: 'B9' (my_reward.py:7)"
+    }
 
 
 @pytest.mark.process
@@ -222,7 +224,7 @@ async def test_one_slow_sample_of_an_async_function_costs_no_other(scorers: Load
             return 1.0
         """
     )
-    loaded = scorers(RewardSpec(f"{path}:reward", timeout_seconds=0.3))
+    loaded = scorers(RewardSpec(f"{path}:reward", timeout_seconds=3.0))
     await loaded.start()
     pids = loaded.pools["reward"].pids
     scored = await loaded.score_group("p", ["fast", "slow", "fast"], {})

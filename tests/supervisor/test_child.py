@@ -10,12 +10,12 @@ import pytest
 
 from slipstream.supervisor.child import Child, ProcessSpec
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 
 async def start(tmp_path: Path, code: str, **more) -> Child:
     spec = ProcessSpec("c", [sys.executable, "-c", code], **more)
-    return await Child.start(spec, tmp_path / "c.log", echo=False)
+    return await Child.start(spec, tmp_path / "c.log", echo=None)
 
 
 async def until(condition) -> None:
@@ -46,6 +46,17 @@ async def test_an_endless_line_does_not_stop_the_child(tmp_path):
     child = await start(tmp_path, "import sys; sys.stdout.write('x' * (3 << 20)); print(); print('end')")
     assert await child.wait() == 0
     assert child.last_line == "end"
+
+
+async def test_the_cause_of_an_end_is_kept_but_not_passed_on(tmp_path):
+    """The supervisor says it, at the end and once."""
+    passed = []
+    spec = ProcessSpec("c", [sys.executable, "-c", "print('one'); print('\\x1ethe cause')"])
+    child = await Child.start(spec, tmp_path / "c.log", passed.append)
+    assert await child.wait() == 0
+    assert passed == [b"one\n"]
+    assert (tmp_path / "c.log").read_text() == "one\nthe cause\n"
+    assert child.last_line == "the cause"
 
 
 async def test_a_log_that_cannot_be_written_does_not_stop_the_child(tmp_path):

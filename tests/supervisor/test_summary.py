@@ -51,18 +51,35 @@ def test_the_summary_says_what_a_person_asks(tmp_path):
     for number in (1, 2):
         append_line(folder.steps, step(number))
     for at, reward in ((0, 0.25), (2, 0.75)):
-        append_line(folder.evaluations, {"set": "holdout", "step": at, "reward": reward, "scored": 64})
+        append_line(
+            folder.evaluations, {"set": "holdout", "step": at, "reward": reward, "scored": 64, "binary": True}
+        )
+        append_line(
+            folder.evaluations, {"set": "graded", "step": at, "reward": reward, "scored": 9, "binary": at == 0}
+        )
     append_line(folder.evaluations, {"set": "holdout", "step": 3, "reward": None, "scored": 0})
     out = io.StringIO()
     print_summary(folder, out)
     text = out.getvalue()
     assert "run r: 2 steps, 2 versions" in text
     assert "accuracy 0.250 (step 0) -> 0.750 (step 2), 64 held-out prompts" in text
+    assert "graded       mean reward 0.250 (step 0) -> 0.750 (step 2)" in text  # not every reward was 0 or 1
     assert "0.50 steps/s, 50 tokens/s" in text
     assert "age 1.00 mean, 2 max" in text
     assert "10.0% tokens masked" in text
     assert "wait 75%, forward 25%" in text
     assert str(folder.path) in text
+
+
+def test_several_rewards_are_shown_each(tmp_path):
+    folder = RunFolder(tmp_path, "r")
+    folder.create()
+    for number in range(30):
+        parts = {"right": number / 30, "form": 1.0} if number else {"form": 0.0}  # one may apply to nothing
+        append_line(folder.steps, step(number + 1, components=parts))
+    out = io.StringIO()
+    print_summary(folder, out)
+    assert "rewards      form 0.900 -> 1.000, right 0.167 -> 0.817 (first and last 10 steps)" in out.getvalue()
 
 
 def test_a_run_without_steps_says_so(tmp_path):

@@ -11,7 +11,7 @@ from slipstream.weights.manifest import decode_manifest
 from slipstream.weights.shm import ShmPublisher
 from slipstream.weights.shm_reader import ShmSubscriber
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 
 def numbers(weights):
@@ -24,7 +24,7 @@ def test_a_publisher_killed_in_any_phase_leaves_a_complete_version_and_the_next_
 ):
     """Case 72, case 103"""
     process = publisher_process(phase)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     subscriber = ShmSubscriber(expected=plain_layout, directory=tmp_path)
     served = subscriber.fetch(decode_manifest((tmp_path / "manifest").read_bytes()))
@@ -44,7 +44,7 @@ def test_a_start_leaves_the_files_of_a_living_publisher_alone(publisher_process,
     successor = ShmPublisher("crash", 2, plain_layout, directory=tmp_path)
     assert (tmp_path / "slipstream-crash-1-2").exists()
     assert (tmp_path / "slipstream-crash-1.lock").exists()
-    process.communicate("", timeout=30)
+    process.communicate("", timeout=120)
     assert process.returncode == 0
     successor.close()
     assert [path.name for path in tmp_path.iterdir()] == ["manifest"]
@@ -75,7 +75,7 @@ def test_a_reader_process_keeps_its_version_while_newer_ones_are_published(tmp_p
         for version in range(2, 8):
             publisher.publish(version, model(float(version)))
             publisher.retire(version)
-        out, _ = reader.communicate("\n", timeout=30)
+        out, _ = reader.communicate("\n", timeout=120)
     assert [float(word) for word in out.split()] == [10.0 + index for index in range(6)] * 2
     publisher.close()
 

@@ -18,7 +18,7 @@ from slipstream.weights.shm import ShmPublisher
 from slipstream.weights.stream_server import StreamServer
 from slipstream.weights.tcp_pull import TcpPuller
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 RECEIVER = """
 import os, signal, sys
@@ -131,7 +131,7 @@ def test_a_learner_killed_while_sending_leaves_the_old_version_served_and_the_ne
     """Case 72, case 103"""
     near, far = hosts
     monkeypatch.setattr(tcp_wire, "FRAME_BYTES", 5000)
-    subscriber = pulls(far, Dial(frame_seconds=0.5), expected=plain_layout)
+    subscriber = pulls(far, Dial(frame_seconds=3.0), expected=plain_layout)
     command = [sys.executable, "-c", SERVER, str(near)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as learner:
         first, second = (decode_manifest(bytes.fromhex(learner.stdout.readline())) for _ in range(2))

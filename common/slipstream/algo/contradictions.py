@@ -225,7 +225,7 @@ def _sampling(s: Objective, c: Context) -> Rules:
     ):
         off = value <= neutral if name == "top_k" else value == neutral
         yield warp and not off, f"{name} {value} in training rollouts biases every ratio; set it to {neutral}"
-    yield c.temperature == 0, "temperature 0 samples no exploration and has no logprobs; use > 0"
+    yield c.temperature == 0, "sampling temperature 0 explores nothing and has no logprobs; use > 0"
     yield (
         s.temperature is not None and s.temperature != c.temperature,
         f"objective temperature {s.temperature} is not the sampling temperature {c.temperature}",

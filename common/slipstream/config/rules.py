@@ -16,6 +16,22 @@ from slipstream.algo.spec import Objective
 from slipstream.config.schema import Config
 
 ORDERS = ("fifo", "freshest", "oldest_first", "random")
+_KEYS = {
+    **{field.name: f"objective.{field.name}" for field in dataclasses.fields(Objective)},
+    "recipe": "objective.recipe",
+    "group_size": "batch.group_size",
+    "groups_per_step": "batch.groups",
+    "max_staleness": "staleness.max_staleness",
+    "staleness policy": "staleness.policy",
+    "adam_eps": "learner.optimizer.eps",
+    "objective temperature": "objective.temperature",
+    "sampling temperature": "sampling.temperature",
+    **{name: f"sampling.{name}" for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
+}
+_WORDS = "|".join(name for name in _KEYS if name.isalpha())
+_NAMES = "|".join(name for name in _KEYS if not name.isalpha())
+_WORD_KEY = re.compile(rf"((?<![^\n])|(?<=set )|(?<=needs )|(?<![\w.])(?=\w+: ))({_WORDS})(?![\w.])")
+_ANY_KEY = re.compile(rf"(?<![\w.])({_NAMES})(?!\w)")
 
 
 def objective_of(config: Config) -> Objective:
@@ -39,10 +55,23 @@ def contradictions(config: Config) -> tuple[list[str], list[str]]:
     try:
         objective = objective_of(config)
     except ValueError as error:
-        return [f"objective: {error}", *_own_refusals(config)], []
+        return [*(_full_keys(line) for line in str(error).split("; ")), *_own_refusals(config)], []
     refused, warned = objective_contradictions(objective, _context(config))
-    warned = [f"objective: {line}" for line in warned] + missing_parts(config)
-    return [f"objective: {line}" for line in refused] + _own_refusals(config), warned
+    warned = [_full_keys(line) for line in warned] + missing_parts(config)
+    return [_full_keys(line) for line in refused] + _own_refusals(config), warned
+
+
+def _full_keys(line: str) -> str:
+    """A line of the objective library with the settings' whole paths.
+
+    A name of several words is always a setting; one that is also a word of English only where a line begins, before
+    a colon, and after "set".
+    """
+    return _ANY_KEY.sub(_whole_path, _WORD_KEY.sub(_whole_path, line))
+
+
+def _whole_path(found: re.Match[str]) -> str:
+    return _KEYS[found[0]]
 
 
 def missing_parts(config: Config) -> list[str]:
@@ -84,7 +113,7 @@ def _own_refusals(config: Config) -> list[str]:
     found = []
     if not config.reward.functions:
         found.append("reward.functions: no reward is named; add at least one, such as `- use: last_number`")
-    names = [function.name or function.use for function in config.reward.functions]
+    names = [function.component for function in config.reward.functions]
     if len(set(names)) < len(names):
         found.append("reward.functions: two rewards have the same name; give each its own `name`")
     if config.sampling.min_new_tokens > config.sampling.max_new_tokens:

@@ -47,6 +47,11 @@ class RewardFunction(Section):
         None, "what a call over its time limit gives; null leaves it to the scorer"
     )
 
+    @property
+    def component(self) -> str:
+        """What the reward is called in records: its name, else the scorer's."""
+        return self.name or self.use.rpartition(":")[2]
+
 
 class RewardSection(Section):
     """Scoring."""
@@ -116,6 +121,9 @@ class CheckpointSection(Section):
     """What a restart continues from."""
 
     every: int = setting(10, "save every k steps; the end of the run is always saved", ge=1)
+    stop_seconds: float = setting(
+        60.0, "longest time for the checkpoint that a stop (Ctrl-C, SIGTERM) saves, seconds", ge=0.0
+    )
     keep_last: int = setting(2, "newest checkpoints to keep", ge=1)
     keep_every: int | None = setting(None, "also keep each checkpoint whose step is a multiple of this", ge=1)
 

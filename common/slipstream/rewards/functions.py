@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.rewards.base import FORM_MARK, Form, Outcome, ScorerFault, Task, outcome_of
+from slipstream.rewards.base import FORM_MARK, Form, Outcome, ScorerFault, Task, outcome_of, place_of
 
 Reward = Callable[..., Any]
 
@@ -39,7 +39,7 @@ def load_function(path: str, what: str = "scorer") -> Reward:
     except MemoryError:
         raise
     except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
+        cause = f"{type(error).__name__}: {error}{place_of(error)}"
         mend = "raise memory_mb" if "failed to map segment" in cause else ""
         raise UserError(f"{what} {path!r}: importing {where!r} failed: {cause}", mend) from error
     function: Any = module

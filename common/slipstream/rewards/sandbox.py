@@ -62,10 +62,12 @@ class Pool:
         Raises:
             UserError: The scorer can't be loaded.
         """
+        starts = [asyncio.create_task(worker.start()) for worker in self._workers]
         try:
-            await asyncio.gather(*(worker.start() for worker in self._workers))
+            await asyncio.gather(*starts)
         except BaseException:
             await self.close()
+            await asyncio.gather(*starts, return_exceptions=True)  # each reaps its own process
             raise
 
     async def close(self) -> None:

@@ -1,4 +1,8 @@
-"""Logs: human lines on a terminal, JSON lines otherwise, with the same fields."""
+"""Logs: human lines on a terminal, JSON lines otherwise, with the same fields in every role.
+
+`run`, `role` and `replica` are the process's own. `know` sets what holds for all its lines from then on (the version
+it serves, the step it has made), and a line about one ticket carries it as `extra={"ticket": number}`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ import sys
 import time
 from typing import Literal
 
-_FIELDS = ("run", "role", "replica", "ticket", "version", "step")
+_KNOWN = ("ticket", "version", "step")
+_process_wide: dict[str, int | None] = {}
+
+# A line that begins with this is the cause of its process's end; a supervisor says it once, at its own end.
+LAST_WORD = "\x1e"
 
 
 class _HumanFormatter(logging.Formatter):
@@ -22,7 +30,7 @@ class _HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
-        return f"{clock} {self._who:<10} {level}{record.getMessage()}"
+        return f"{_mark(record)}{clock} {self._who:<10} {level}{record.getMessage()}"
 
 
 class _JsonFormatter(logging.Formatter):
@@ -39,8 +47,8 @@ class _JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **self._fields,
         }
-        line.update({name: value for name in _FIELDS if (value := getattr(record, name, None)) is not None})
-        return json.dumps(line, ensure_ascii=False)
+        line |= {name: getattr(record, name, _process_wide.get(name)) for name in _KNOWN}
+        return _mark(record) + json.dumps(line, ensure_ascii=False)
 
 
 class Pace:
@@ -68,16 +76,45 @@ class Pace:
         count, self._held_back = self._held_back, 0
         return count
 
+    def warn(self, log: logging.Logger, message: str, *values: object, ticket: int | None = None) -> None:
+        """Log a warning if it may be shown now, with the number of those that were not."""
+        if not self.allows(time.monotonic()):
+            return
+        held_back = self.held_back()
+        more = f"; {held_back} more were not shown" if held_back else ""
+        log.warning(message + "%s", *values, more, extra={"ticket": ticket})
+
+
+def know(**values: int | None) -> None:
+    """Put a `version` or `step` on every line that this process logs from now on."""
+    _process_wide.update(values)
+
+
+def under_supervisor() -> bool:
+    """Whether `slipstream up` started this process and reads its lines."""
+    return "SLIPSTREAM_PARENT" in os.environ
+
+
+def _mark(record: logging.LogRecord) -> str:
+    return LAST_WORD if getattr(record, "last_word", False) and under_supervisor() else ""
+
 
 def set_up_logs(
-    who: str, run: str, style: Literal["auto", "human", "json"] = "auto", level: str = "info"
+    who: str, run: str, style: Literal["auto", "human", "json"] = "auto", level: str = "info", role: str = ""
 ) -> None:
-    """Send this process's log lines to standard error in the chosen style, and no progress bars among them."""
+    """Send this process's log lines to standard error in the chosen style, and no progress bars among them.
+
+    Args:
+        who: The process's name in the run, such as `rollout-0`.
+        run: The run's name.
+        style: `auto` is human on a terminal, else JSON.
+        level: The least severe line shown.
+        role: What it does; empty when that is its name.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
     human = style == "human" or (style == "auto" and sys.stderr.isatty())
-    role, _, replica = who.partition("-")
     handler = logging.StreamHandler(sys.stderr)
-    fields = {"run": run, "role": role, **({"replica": replica} if replica else {})}
+    fields = {"run": run, "role": role or who, "replica": who}
     handler.setFormatter(_HumanFormatter(who) if human else _JsonFormatter(fields))
     root = logging.getLogger("slipstream")
     root.handlers[:] = [handler]

@@ -13,6 +13,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
 from slipstream.ledger.client import Ledger
 from slipstream.messages import Frames, Group, check_run, decode_group
+from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
@@ -48,6 +49,7 @@ class Intake:
         self._waiting: asyncio.Queue[_Arrival] = asyncio.Queue(1024)
         self._quota = quota
         self._shelve = shelve
+        self._pace = Pace(lines=5, seconds=10.0)
 
     async def store(self, frames: Frames) -> Reply:
         """Store one scored group; "ok" means that it is on disk and in the ledger, or listed as dropped.
@@ -58,15 +60,15 @@ class Intake:
             group, _ = decode_group(frames)
             check_run(group, self._config.run.name)
         except MessageError as error:
-            return self._refuse(f"malformed: {error}")
+            return self._refuse(f"malformed: {error}", None)
         try:
             reason = await self._decide(group, frames)
         except (FencedError, StalenessError) as error:
             if self._store.holds(group.ticket, group.attempt):
                 await asyncio.to_thread(self._store.delete, [group.ticket])
-            return self._refuse(str(error))
+            return self._refuse(str(error), group.ticket)
         except LedgerError as error:
-            log.warning("ticket %d is not booked yet: %s", group.ticket, error)
+            self._pace.warn(log, "ticket %d is not booked yet: %s", group.ticket, error, ticket=group.ticket)
             return Reply(RETRY, str(error))
         return Reply(OK, reason)
 
@@ -128,7 +130,7 @@ class Intake:
             size=size,
         )
 
-    def _refuse(self, reason: str) -> Reply:
+    def _refuse(self, reason: str, ticket: int | None) -> Reply:
         self._metrics.received.labels("refused").inc()
-        log.warning("refused a group: %s", reason)
+        self._pace.warn(log, "refused a group: %s", reason, ticket=ticket)
         return Reply(REFUSED, reason)

@@ -75,5 +75,13 @@ def replay(options: argparse.Namespace) -> int:
 
 
 async def _audit(run: str) -> Audit:
-    async with open_ledger(run) as (_, ledger):
-        return await ledger.audit()
+    from slipstream.ledger.records import RunNotOpen
+
+    async with open_ledger(run) as (folder, ledger):
+        try:
+            return await ledger.audit()
+        except RunNotOpen:
+            raise UserError(
+                f"run {folder.name} was never opened in the ledger, so there is nothing to audit",
+                "let it reach its first step",
+            ) from None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from slipstream.cli import configs, inspect, run
 from slipstream.cli import metrics as cli_metrics
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
+from slipstream.telemetry.logs import LAST_WORD, under_supervisor
 
 ROLES = ("rollout", "reward", "buffer", "learner")
 EXIT_INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -26,7 +27,8 @@ Any setting can be changed behind it, for example: staleness.max_staleness=2 run
 reward.functions.0.use=math. Lists are indexed by number; a value is YAML. The same from the environment:
 SLIPSTREAM__RUN__STEPS=10. The Redis password comes from SLIPSTREAM_REDIS_PASSWORD,
 or from the file that SLIPSTREAM_REDIS_PASSWORD_FILE names."""
-_EXITS = "Exit codes: 0 done, 1 a fault, 2 a mistake in what was given, 3 the run stopped itself, 130 Ctrl-C."
+_EXITS = """Exit codes: 0 done, or stopped in order by Ctrl-C or SIGTERM (up, resume, run); 1 a fault, or a
+second Ctrl-C; 2 a mistake in what was given; 3 the run stopped itself; 130 another command cut off by Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +65,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _say(error: Exception, code: int) -> int:
-    print(f"slipstream: {error}", file=sys.stderr)  # noqa: T201
+    mark = LAST_WORD if under_supervisor() else ""
+    print(f"{mark}slipstream: {error}", file=sys.stderr)  # noqa: T201
     return code
 
 

@@ -60,8 +60,11 @@ def role(options: argparse.Namespace) -> int:
     check_libraries(options.role)
     if PARENT_VARIABLE not in os.environ:
         prepare_folder(options.role, config, folder)
-    set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level)
-    code = run_process(_service(options.role, name, config, folder), config.supervisor.drain_seconds)
+    set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level, options.role)
+    more = config.learner.checkpoint.stop_seconds if options.role == "learner" else 0.0
+    code = run_process(
+        _service(options.role, name, config, folder), config.supervisor.drain_seconds, save_seconds=more
+    )
     exit_now(code)
     return code
 
@@ -98,7 +101,8 @@ def _supervise(config: Config, warnings: list[str]) -> int:
             cause = supervisor.cause
 
         # twice the children's own time: they drain first, then the supervisor itself ends
-        fault = run_process(supervise, 2 * config.supervisor.drain_seconds)
+        saving = config.learner.checkpoint.stop_seconds
+        fault = run_process(supervise, 2 * config.supervisor.drain_seconds, save_seconds=saving)
         if folder.steps.exists() or not fault:
             print_summary(folder, sys.stdout)
         if not fault and outcome == EXIT_OK and not finished(config, folder):

@@ -61,8 +61,8 @@ class Evaluations:
             await self._collect_once()
             await life.pause(POLL_SECONDS)
 
-    async def finished(self) -> None:
-        """Wait for those still under way; each has its deadline in the ledger.
+    async def finished(self) -> bool:
+        """Wait for those still under way, and say so with True; each has its deadline in the ledger.
 
         Raises:
             RunHalted: The ledger does not end them.
@@ -72,6 +72,7 @@ class Evaluations:
             if time.monotonic() > end:
                 raise RunHalted(f"evaluation.timeout_seconds passed; unfinished: {', '.join(self._open)}")
             await asyncio.sleep(POLL_SECONDS)
+        return True
 
     async def _collect_once(self) -> None:
         for job, asked in list(self._open.items()):
@@ -97,6 +98,7 @@ class Evaluations:
             "set": asked.set_name,
             "version": version,
             "reward": mean,
+            "binary": all(reward in (0.0, 1.0) for reward in rewards),  # then the mean is an accuracy
             "scored": len(rewards),
             "unscored": len(results) - len(rewards),
             "tokens_mean": math.fsum(result.tokens for result in results) / max(1, len(results)),

@@ -55,21 +55,34 @@ def step_record(
     }
 
 
-def progress_line(record: dict[str, Any], steps: int | None) -> str:
-    """The step for a person: reward, length, age, pace, and where the time went."""
+def progress_line(record: dict[str, Any], steps: int | None, pace: float) -> str:
+    """The step for a person: reward, length, age, time, where it went, and how long it will still take.
+
+    Args:
+        record: What the step did.
+        steps: Steps to make, or None when the data decides.
+        pace: Seconds that a step takes of late.
+    """
     parts = record["parts"]
     wait = parts.get("wait", 0.0)
     work = sum(value for name, value in parts.items() if name != "wait")
     limit = (
         f"  {record['bottleneck']} {record['load'][record['bottleneck']]:.0%}" if "bottleneck" in record else ""
     )
+    left = f"  {_duration((steps - record['step']) * pace)} left" if steps else ""
     note = "" if record["stepped"] else f"  no step: {record['reason']}"
     return (
         f"step {record['step']}{f'/{steps}' if steps else ''}  version {record['version']}  "
         f"reward {record['reward']:.3f}  length {record['length']:.1f}  age {record['age_mean']:.1f} "
         f"(max {record['age_max']})  no gradient {record['skipped_groups']}/{record['groups']}  "
-        f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){limit}{note}"
+        f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){limit}{left}{note}"
     )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _mean(values: Sequence[float]) -> float:

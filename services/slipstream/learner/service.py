@@ -8,6 +8,7 @@ import time
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
+from slipstream.errors import LedgerError
 from slipstream.learner import recording
 from slipstream.learner.evaluations import Evaluations
 from slipstream.learner.intake import Batch, Intake
@@ -21,6 +22,7 @@ from slipstream.lifecycle.life import Life, Service
 from slipstream.run_folder import RunFolder
 
 log = logging.getLogger("slipstream.learner")
+_LEDGER_SECONDS = 2.0  # a stop has little time; a ledger that is there answers within milliseconds
 
 
 def serve(config: Config, folder: RunFolder, name: str) -> Service:
@@ -49,7 +51,7 @@ class Learner:
         self._telling = Telling(parts)
 
     async def run(self) -> None:
-        """Train until the configured steps are made or the data ends; a stop may cut it off anywhere."""
+        """Train until the configured steps are made, the data ends, or a stop is asked for."""
         if await self._closed():
             return
         await self._parts.publishing.publish(self._line.version)
@@ -57,15 +59,26 @@ class Learner:
         self._life.watch("evaluations", self._evaluations.collect(self._life))
         if self._evaluation_is_due():
             await self._evaluations.ask(self._line)
+        self._life.drains()
         while not self._done():
             started = time.monotonic()
-            batch = await self._intake.take(self._line)
+            batch = await self._life.unless_stopped(self._intake.take(self._line))
             if batch is None:
                 break
             await self._step(batch, started)
             if self._evaluation_is_due() and not self._done():
                 await self._evaluations.ask(self._line)
-        await self._finish()
+        await (self._leave() if self._life.stopping else self._finish())
+
+    async def _leave(self) -> None:
+        """Save what was reached, so that a resume loses nothing; without a ledger the older checkpoint counts."""
+        try:
+            async with asyncio.timeout(_LEDGER_SECONDS):
+                await self._parts.ledger.state()
+        except (TimeoutError, LedgerError) as error:
+            log.warning("no last checkpoint, for the ledger is away: %s", error)
+            return
+        await self._save()
 
     async def _closed(self) -> bool:
         """Whether the run was finished before and has nothing left; a longer one is taken up again."""
@@ -126,13 +139,18 @@ class Learner:
         await self._parts.ledger.pause()
         if self._parts.config.evaluation.at_end:
             await self._evaluations.ask(self._line)
+        await self._save()
+        if await self._life.unless_stopped(self._evaluations.finished()) is None:
+            return  # a resume asks for the rest
+        await self._parts.publishing.settled()
+        await self._parts.ledger.finish("trained")
+
+    async def _save(self) -> None:
+        """See to a durable checkpoint of this very step."""
         if self._saver.step != self._line.step:
             await self._saver.hold(self._line)
             self._saver.begin()
-        await self._evaluations.finished()
         await self._saver.settled()
-        await self._parts.publishing.settled()
-        await self._parts.ledger.finish("trained")
 
     def _done(self) -> bool:
         steps = self._parts.config.run.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import Any
 
 from slipstream.learner.intake import Batch
@@ -13,8 +14,10 @@ from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.learner.shape import shape_of
 from slipstream.run_folder import append_line
+from slipstream.telemetry.logs import know
 
 log = logging.getLogger("slipstream.learner")
+_RECENT_STEPS = 20
 
 
 class Telling:
@@ -23,6 +26,7 @@ class Telling:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._pipeline = Pipeline()
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         parts.metrics.steps.set(parts.config.run.steps or 0)
 
     async def step(
@@ -46,9 +50,10 @@ class Telling:
         if verdict is not None:
             record |= verdict.as_record()
         append_line(self._parts.folder.steps, record)
-        log.info(
-            "%s", progress_line(record, config.run.steps), extra={"version": line.version, "step": line.step}
-        )
+        know(step=line.step, version=line.version)
+        self._recent.append(record["seconds"])
+        pace = sum(self._recent) / len(self._recent)
+        log.info("%s", progress_line(record, config.run.steps, pace))
         self._show(record, verdict)
 
     async def _judge(self, report: StepReport) -> Verdict | None:

@@ -130,7 +130,7 @@ class Trainer:
     def _component_weights(self) -> dict[str, float] | None:
         if self._spec.advantage != "gdpo":
             return None
-        return {f.name or f.use: f.weight for f in self._config.reward.functions}
+        return {f.component: f.weight for f in self._config.reward.functions}
 
     def _with_proximal(self, prepared: Prepared, batches: list[MicroBatch], report: StepReport) -> Prepared:
         """With the logprobs of the policy as it is now, if the objective asks for the whole batch's."""

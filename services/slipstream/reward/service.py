@@ -60,7 +60,7 @@ class RewardService:
         self._scorers = scorers
         self._sender = sender
         self._metrics = metrics
-        self._pace = Pace(lines=5, seconds=10.0)
+        self._unscored, self._refusals = Pace(lines=5, seconds=10.0), Pace(lines=5, seconds=10.0)
         self._strikes = Strikes(config.reward.unscored_window, config.reward.max_unscored_share)
 
     async def serve(self, delivery: Delivery) -> None:
@@ -77,7 +77,7 @@ class RewardService:
             check_run(group, self._run)
         except MessageError as error:
             self._metrics.refused.inc()
-            log.warning("refused a message: %s", error)
+            self._refusals.warn(log, "refused a message: %s", error)
             return Reply(REFUSED, f"malformed: {error}")
         await self._score(group)
         try:
@@ -90,7 +90,9 @@ class RewardService:
         except FencedError as error:
             return Reply(REFUSED, str(error))
         except LedgerError as error:
-            log.warning("ticket %d cannot be told to the ledger: %s", group.ticket, error)
+            self._refusals.warn(
+                log, "ticket %d cannot be told to the ledger: %s", group.ticket, error, ticket=group.ticket
+            )
             return Reply(RETRY, str(error))
         return await self._store(group, encode_group(group, arrays))
 
@@ -107,12 +109,19 @@ class RewardService:
     def _tell(self, group: Group, indexes: Sequence[int], scored: Sequence[Scored]) -> None:
         """Say why samples are unscored; a few lines in each stretch of time, the others are counted."""
         for index, score in zip(indexes, scored, strict=True):
-            if not score.unscored or not self._pace.allows(time.monotonic()):
+            if not score.unscored:
                 continue
-            what = f"ticket {group.ticket}" if group.kind == "train" else f"item {group.ticket} of {group.job}"
-            held_back = self._pace.held_back()
-            more = f"; {held_back} more were not shown" if held_back else ""
-            log.warning("%s sample %d is unscored (%s): %s%s", what, index, score.unscored, score.detail, more)
+            train = group.kind == "train"
+            what = f"ticket {group.ticket}" if train else f"item {group.ticket} of {group.job}"
+            self._unscored.warn(
+                log,
+                "%s sample %d is unscored (%s): %s",
+                what,
+                index,
+                score.unscored,
+                score.detail,
+                ticket=group.ticket if train else None,
+            )
 
     def _count(self, group: Group) -> None:
         self._metrics.scored(group.score_seconds)
@@ -143,5 +152,5 @@ class RewardService:
         try:
             return await self._sender.deliver(parcel, _STORE_SECONDS, self._shard(group))
         except TransportTimeout as error:
-            log.warning("group %s is not stored yet: %s", parcel.id, error)
+            self._refusals.warn(log, "group %s is not stored yet: %s", parcel.id, error, ticket=group.ticket)
             return Reply(RETRY, str(error))

@@ -15,10 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.config.load import ENV_PREFIX
+from slipstream.telemetry.logs import LAST_WORD
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LAST_WORD = LAST_WORD.encode()
 _LINE_LIMIT = 1 << 20
+_LAST_WORDS_SECONDS = 3.0  # to read what a dead process has left in its pipe
+
+
+Echo = Callable[[bytes], object]
+
+
+def to_stderr(chunk: bytes) -> None:
+    """Pass a child's line on as it is."""
+    sys.stderr.buffer.write(chunk)
+    sys.stderr.buffer.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,14 @@ class Child:
         threading.Thread(target=self._reap, name=f"wait:{spec.name}", daemon=True).start()
 
     @classmethod
-    async def start(cls, spec: ProcessSpec, log_file: Path, echo: bool = True) -> Child:
-        """Start a process in a session of its own, so that a signal reaches it and all it started."""
+    async def start(cls, spec: ProcessSpec, log_file: Path, echo: Echo | None = to_stderr) -> Child:
+        """Start a process in a session of its own, so that a signal reaches it and all it started.
+
+        Args:
+            spec: What to run.
+            log_file: Where its lines are kept.
+            echo: Where they go besides, as they come; the cause of its end is left for the supervisor to say.
+        """
         child = cls(spec, _open(spec))
         child._copier = asyncio.create_task(child._copy_lines(log_file, echo), name=f"log:{spec.name}")
         return child
@@ -67,7 +85,7 @@ class Child:
             self._swept = True
             self._kill_group()
         if self._copier is not None:
-            await asyncio.wait({self._copier}, timeout=1.0)
+            await asyncio.wait({self._copier}, timeout=_LAST_WORDS_SECONDS)
             self._copier.cancel()
         return code
 
@@ -89,21 +107,23 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    async def _copy_lines(self, log_file: Path, echo: bool) -> None:
+    async def _copy_lines(self, log_file: Path, echo: Echo | None) -> None:
         """Keep reading whatever happens to the copies: a full pipe would stop the child."""
         reader = asyncio.StreamReader(limit=_LINE_LIMIT)
         protocol = asyncio.StreamReaderProtocol(reader)
         with contextlib.ExitStack() as stack:
             pipe, _ = await self._loop.connect_read_pipe(lambda: protocol, self._process.stdout)
             stack.callback(pipe.close)
-            writers: list[Callable[[bytes], object]] = [_stderr] if echo else []
+            writers: list[Echo] = [echo] if echo else []
             with contextlib.suppress(OSError):
-                writers.append(stack.enter_context(log_file.open("ab", buffering=0)).write)
+                writers.insert(0, stack.enter_context(log_file.open("ab", buffering=0)).write)
             while chunk := await _next_line(reader):
-                self.last_line = chunk.decode(errors="replace").strip() or self.last_line
+                line = chunk.removeprefix(_LAST_WORD)
+                self.last_line = line.decode(errors="replace").strip() or self.last_line
                 for write in writers:
                     with contextlib.suppress(OSError):  # no room on the disk, or nobody reads the terminal
-                        write(chunk)
+                        if write is not echo or line is chunk:
+                            write(line)
 
 
 def _open(spec: ProcessSpec) -> subprocess.Popen[bytes]:
@@ -116,12 +136,6 @@ def _open(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         start_new_session=True,
         preexec_fn=_tie_to_parent if spec.foreign and sys.platform.startswith("linux") else None,
     )
-
-
-def _stderr(chunk: bytes) -> int:
-    written = sys.stderr.buffer.write(chunk)
-    sys.stderr.buffer.flush()
-    return written
 
 
 def _inherited() -> dict[str, str]:

@@ -19,16 +19,18 @@ async def lone_server(folder: RunFolder) -> AsyncIterator[str]:
     Raises:
         UserError: The run has no ledger of its own, as one that never started.
     """
-    if folder.live_url is not None:
-        yield folder.live_url
+    if (url := folder.live_url) is not None:
+        yield url
         return
-    if not any(folder.redis.iterdir()):
-        raise UserError(f"{folder.path} has no ledger", "the run never started, or its redis.url was given")
+    if not folder.redis.is_dir() or not any(folder.redis.iterdir()):
+        raise UserError(
+            f"run {folder.name} has no ledger in {folder.redis}", "it never got as far as starting one"
+        )
     with folder.held():
         socket = EmbeddedSocket()
         server = embedded_server(folder.redis, socket=socket.path)
         spec = ProcessSpec("valkey", server.command, foreign=True)
-        child = await Child.start(spec, folder.logs / "valkey.log", echo=False)
+        child = await Child.start(spec, folder.logs / "valkey.log", echo=None)
         try:
             await socket.ready()
             yield socket.url

@@ -23,6 +23,7 @@ def print_summary(folder: RunFolder, out: TextIO) -> None:
     lines = ["", f"run {folder.name}: {len(steps)} steps, {steps[-1]['version']} versions", ""]
     lines += [*curve([step["reward"] for step in steps]), ""]
     lines += _evaluations(read_lines(folder.evaluations))
+    lines += _components(steps)
     lines += _speed(steps)
     lines += _staleness(steps)
     lines += _time(steps)
@@ -58,11 +59,28 @@ def _evaluations(records: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for name, found in by_set.items():
         first, last = min(found, key=_step), max(found, key=_step)
+        what = "accuracy" if all(record.get("binary") for record in found) else "mean reward"
         lines.append(
-            f"{name:<12} accuracy {first['reward']:.3f} (step {first['step']}) -> {last['reward']:.3f} "
+            f"{name:<12} {what} {first['reward']:.3f} (step {first['step']}) -> {last['reward']:.3f} "
             f"(step {last['step']}), {last['scored']} held-out prompts"
         )
     return lines
+
+
+def _components(steps: Sequence[dict[str, Any]]) -> list[str]:
+    """Each reward at the beginning and at the end, where there are several."""
+    names = list(dict.fromkeys(name for step in steps for name in step.get("components", {})))
+    if len(names) < 2:
+        return []
+    some = min(10, -(-len(steps) // 2))
+    parts = []
+    for name in names:
+        first, last = (
+            _mean([step["components"][name] for step in part if name in step.get("components", {})])
+            for part in (steps[:some], steps[-some:])
+        )
+        parts.append(f"{name} {first:.3f} -> {last:.3f}")
+    return [f"rewards      {', '.join(parts)} (first and last {some} steps)"]
 
 
 def _speed(steps: Sequence[dict[str, Any]]) -> list[str]:

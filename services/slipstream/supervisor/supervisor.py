@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.ledger.server import embedded_server
 from slipstream.lifecycle.life import Life
 from slipstream.run_folder import RunFolder
-from slipstream.supervisor.child import Child, ProcessSpec
+from slipstream.supervisor.child import Child, Echo, ProcessSpec, to_stderr
 from slipstream.supervisor.embedded import EmbeddedSocket
 from slipstream.supervisor.plan import fetch_spec, role_specs
 from slipstream.supervisor.restarts import RestartBudget
@@ -25,6 +26,7 @@ from slipstream.weights import segments
 log = logging.getLogger("slipstream.supervisor")
 _FINAL_CODES = (EXIT_USER, EXIT_HALTED)
 _LEDGER_SECONDS = 5.0
+_STAMP = re.compile(r"^(\d\d:\d\d:\d\d \S+ +([A-Z]+: )?|slipstream: )")
 
 
 class Supervisor:
@@ -57,7 +59,9 @@ class Supervisor:
             if code is not None:
                 return code
             await (self._start_valkey(socket) if socket else self._check_server())
-            for spec in role_specs(self._config, self._folder.config, self._url, _log_format(self._config)):
+            specs = role_specs(self._config, self._folder.config, self._url, _log_format(self._config))
+            log.info("starting %s; each says when it is ready", ", ".join(spec.name for spec in specs))
+            for spec in specs:
                 await self._start(spec)
             return await self._watch_until_over(life)
         finally:
@@ -68,7 +72,9 @@ class Supervisor:
 
     async def _fetch_model(self, life: Life) -> int | None:
         """Bring the model into the cache, where every role then finds it; an exit code if it ends here."""
-        child = self._children["fetch"] = await Child.start(fetch_spec(self._config), self._log_file("fetch"))
+        log.info("looking for the model %s in the cache, else fetching it", self._config.model.source)
+        spec = fetch_spec(self._config)
+        child = self._children["fetch"] = await Child.start(spec, self._log_file("fetch"), _told_by_us)
         stop = asyncio.create_task(life.wait_for_stop())
         ended = asyncio.create_task(child.wait())
         await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,16 +102,16 @@ class Supervisor:
 
     async def _start_valkey(self, socket: EmbeddedSocket) -> None:
         server = embedded_server(self._folder.redis, socket=socket.path)
-        await self._start(ProcessSpec("valkey", server.command, foreign=True), echo=False)
+        await self._start(ProcessSpec("valkey", server.command, foreign=True), echo=None)
         await socket.ready()
         self._folder.announce(socket.url)
         self._url = socket.url
 
-    async def _start(self, spec: ProcessSpec, echo: bool = True) -> None:
+    async def _start(self, spec: ProcessSpec, echo: Echo | None = to_stderr) -> None:
         self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
         self._watchers.append(asyncio.create_task(self._keep_alive(spec, echo), name=f"keep:{spec.name}"))
 
-    async def _keep_alive(self, spec: ProcessSpec, echo: bool) -> None:
+    async def _keep_alive(self, spec: ProcessSpec, echo: Echo | None) -> None:
         """Restart one process for as long as its budget lasts; its final end decides the run's outcome."""
         budget = RestartBudget(self._config.supervisor)
         while True:
@@ -150,9 +156,10 @@ class Supervisor:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        drain = self._config.supervisor.drain_seconds
+        drain, more = self._config.supervisor.drain_seconds, self._config.learner.checkpoint.stop_seconds
         valkey = self._children.pop("valkey", None)
-        await asyncio.gather(*(child.stop(drain) for child in self._children.values()))
+        times = {name: drain + more if name == "learner" else drain for name in self._children}
+        await asyncio.gather(*(child.stop(times[name]) for name, child in self._children.items()))
         if valkey is not None:
             await valkey.stop(drain)
 
@@ -167,12 +174,17 @@ def _log_format(config: Config) -> str:
     return "human" if sys.stderr.isatty() else "json"
 
 
+def _told_by_us(line: bytes) -> None:
+    """A line of a helper that has no log of its own, in the run's format."""
+    log.info("%s", line.decode(errors="replace").strip())
+
+
 def _said(child: Child) -> str:
-    """The last line of a process, which tells why it ended; out of its JSON if it logs in that."""
+    """The last line of a process, which tells why it ended, without what stands in front of each line."""
     try:
         line = json.loads(child.last_line)
     except ValueError:
-        return child.last_line or "without a word"
+        return _STAMP.sub("", child.last_line) or "without a word"
     return str(line.get("message", child.last_line)) if isinstance(line, dict) else child.last_line
 
 

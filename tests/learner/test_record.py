@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from slipstream.learner.record import progress_line, step_record
+from slipstream.learner.report import StepReport
+from slipstream.learner.restore import Line
+
+
+def sample(reward, **components):
+    return SimpleNamespace(reward=reward, components=components, tokens=4)
+
+
+def group(*samples):
+    return SimpleNamespace(
+        samples=samples,
+        scored_rewards=[each.reward for each in samples if each.reward is not None],
+        oldest_version=3,
+        generate_seconds=1.0,
+        score_seconds=0.5,
+        ticket=1,
+        attempt=0,
+    )
+
+
+@pytest.fixture
+def record():
+    batch = [
+        (group(sample(1.5, right=1.0, form=0.5), sample(0.5, right=0.0, form=0.5)), None),
+        (group(sample(1.0, right=1.0, form=None), sample(None, right=None)), None),
+    ]
+    return step_record(Line(5, 5), 4, batch, StepReport(stepped=True, groups=2), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "pace", "left"),
+    [(10, 2.0, "  10 s left"), (65, 2.0, "  2 min left"), (5005, 2.0, "  2.8 h left"), (None, 2.0, "")],
+)
+def test_a_progress_line_says_how_long_it_will_take(record, steps, pace, left):
+    line = progress_line(record, steps, pace)
+    assert line.startswith(f"step 5{f'/{steps}' if steps else ''}  version 5  reward 1.000")
+    assert line.endswith(f"work 0.00){left}")
