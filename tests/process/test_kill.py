@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +14,7 @@ from slipstream.checkpoint.finding import newest_complete
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 ROLES = ["reward-0", "rollout-0", "buffer", "valkey", "learner"]
+SLIPSTREAM = [sys.executable, "-m", "slipstream.cli.main"]
 SLOW = "rollout.engine.options.step_seconds=0.05"
 
 
@@ -38,8 +41,9 @@ def test_every_role_may_be_killed_and_the_run_ends_correctly(stack, simulated, k
 
 
 def test_a_run_goes_on_whatever_ended_it(stack, simulated):
-    """Cases 103 and 104: stopped in order with exit 0, or killed and all its roles with it."""
-    run = stack().up(*simulated, SLOW, "run.steps=12")
+    """Cases 87, 103 and 104: stopped in order with exit 0, or killed and all its roles with it. What came of it is
+    the same to the bit as the steps of the line of descent alone, made again."""
+    run = stack().up(*simulated, SLOW, "run.steps=12", "run.record=true")
     for reached, number in [(2, signal.SIGTERM), (6, signal.SIGKILL)]:
         run.until_step(reached)
         os.kill(run.process.pid, number)
@@ -53,3 +57,11 @@ def test_a_run_goes_on_whatever_ended_it(stack, simulated):
     assert len(run.assert_exactly_once()) == 24
     assert "Traceback" not in run.text
     run.assert_gone()
+    assert len({step["learner"] for step in run.steps()}) == 3
+    again = subprocess.run(
+        [*SLIPSTREAM, "replay", str(run.folder)], capture_output=True, text=True, timeout=120
+    )
+    assert again.stdout.splitlines() == [
+        "from the initial weights",
+        "steps 1 to 12: the weights are the same, bit for bit",
+    ], again.stderr
