@@ -31,6 +31,18 @@ def test_what_was_put_is_there_after_reopening(tmp_path, make_group):
     assert again.tokens == 8
 
 
+def test_a_file_that_a_replaced_buffer_still_writes_to_can_be_opened(tmp_path, make_group):
+    """It may have been stopped in the middle of a transaction, and holds the lock for as long as it lives."""
+    store = Store(tmp_path / "b.sqlite")
+    store.put([make_group(5)])
+    with contextlib.closing(sqlite3.connect(tmp_path / "b.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        again = Store(tmp_path / "b.sqlite")
+        assert [row.ticket for row in again.rows] == [5]
+        again.close()
+    store.close()
+
+
 def test_arrival_order_goes_on_after_reopening(tmp_path, make_group):
     store = Store(tmp_path / "b.sqlite")
     store.put([make_group(9)])

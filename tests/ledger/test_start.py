@@ -56,6 +56,27 @@ class OldServer:
         return self._info
 
 
+class BreakingServer(OldServer):
+    """Breaks the connection the first times that the library is loaded."""
+
+    def __init__(self, breaks):
+        super().__init__(redis_version="7.2.0")
+        self.breaks = breaks
+
+    async def function_load(self, code):
+        self.breaks -= 1
+        if self.breaks >= 0:
+            raise redis.exceptions.ConnectionError("Connection closed by server.")
+
+
+async def test_a_connection_that_breaks_at_the_start_is_tried_again_until_the_deadline():
+    server = BreakingServer(breaks=2)
+    await connection.check_server(server, "redis://x", 30.0)
+    assert server.breaks == -1
+    with pytest.raises(LedgerError, match=r"redis\.url: the server at redis://x went away"):
+        await connection.check_server(BreakingServer(breaks=1000), "redis://x", 0.1)
+
+
 @pytest.mark.parametrize(
     ("info", "words"),
     [

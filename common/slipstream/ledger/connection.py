@@ -215,7 +215,24 @@ async def check_server(client: aioredis.Redis, url: str, deadline_s: float) -> N
             f"maxmemory-policy is {policy!r} on the server of redis.url {url}, which may evict the ledger",
             "set maxmemory-policy to noeviction",
         )
-    await load_library(client)
+    await _load_patiently(client, url, deadline_s)
+
+
+async def _load_patiently(client: aioredis.Redis, url: str, deadline_s: float) -> None:
+    """Load the library over a connection that may break, as any call does."""
+    end = time.monotonic() + deadline_s
+    pause = FIRST_PAUSE_S
+    while True:
+        try:
+            async with asyncio.timeout(max(0.001, end - time.monotonic())):
+                return await load_library(client)
+        except _PASSING as error:
+            if time.monotonic() + pause >= end:
+                raise LedgerError(
+                    f"redis.url: the server at {url} went away within {deadline_s:g} s ({_said(error)})"
+                ) from error
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 async def load_library(client: aioredis.Redis) -> None:

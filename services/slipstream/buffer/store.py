@@ -60,6 +60,9 @@ class Store:
             rows = self._db.execute(f"SELECT {_FACTS} FROM groups").fetchall()
         except (OSError, sqlite3.Error) as error:
             problem = f"buffer file {path} cannot be opened: {error}"
+            if getattr(error, "sqlite_errorname", "") in ("SQLITE_BUSY", "SQLITE_LOCKED"):
+                # a buffer that was replaced and does not know it yet; no mistake of the user's, and it passes
+                raise SlipstreamError(f"{problem}; another process still writes to it") from None
             raise UserError(problem, "check run.root and its disk") from None
         self._rows = {row[0]: Stored(*row[:6], bool(row[6]), *row[7:]) for row in rows}
         self._newest = max((row.arrived for row in self._rows.values()), default=0)
@@ -67,7 +70,9 @@ class Store:
     def _prepare(self) -> None:
         """Another release's table goes: the ledger has its groups rolled out anew, as those of a lost file."""
         (schema,) = self._db.execute("PRAGMA user_version").fetchone()
-        if schema != SCHEMA and self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        if schema == SCHEMA:
+            return  # nothing is written, so that one who still holds the file for writing is not waited for
+        if self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
             log.warning("%s was written by another release: its groups are rolled out anew", self._path)
             self._db.execute("DROP TABLE IF EXISTS groups")
         self._db.execute(_TABLE)
