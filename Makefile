@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-fast test-process lint docs clean
+.PHONY: demo test test-fast test-process compose-test lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/slipstream up configs/smollm2-sums.yaml
@@ -19,6 +19,10 @@ test-fast: $(VENV)/.test
 test-process: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "process and not vllm and not gpu and not compose"
 
+# compose.yaml for real: builds the images, starts, kills and resumes; installs a Docker engine where there is none.
+compose-test: $(VENV)/.test
+	PATH=$(CURDIR)/$(BIN):$$PATH tests/compose/run
+
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check common services tests benchmarks
 	$(BIN)/ruff check common services tests benchmarks
@@ -26,6 +30,7 @@ lint: $(VENV)/.test
 
 docs: $(VENV)/.demo
 	$(BIN)/slipstream config docs > docs/config.md
+	$(BIN)/python k8s/make_chart.py
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -24,4 +24,6 @@ def requirements(project: dict, part: str, extras: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     text = Path("pyproject.toml").read_text(encoding="utf-8")
-    print("\n".join(requirements(tomllib.loads(text)["project"], sys.argv[1], sys.argv[2:])))
+    sys.stdout.writelines(
+        f"{line}\n" for line in requirements(tomllib.loads(text)["project"], sys.argv[1], sys.argv[2:])
+    )

@@ -5,6 +5,7 @@ Standard library alone, so that a look costs a tenth of a second. Exit code 0 wh
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import urllib.error
@@ -29,7 +30,7 @@ def probe(path: str, environment: Mapping[str, str]) -> tuple[bool, str]:
             return True, _line(path, answer.read(_LONGEST))
     except urllib.error.HTTPError as error:
         return False, f"{error.code} {_line(path, error.read(_LONGEST))}"
-    except (OSError, ValueError) as error:
+    except (OSError, http.client.HTTPException) as error:
         return False, f"port {port} ({PORT}): {getattr(error, 'reason', error)}"
 
 

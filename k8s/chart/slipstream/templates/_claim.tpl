@@ -1,0 +1,7 @@
+{{- define "slipstream.claim" -}}
+accessModes: [{{ .accessMode }}]
+{{- with .className }}
+storageClassName: {{ . }}
+{{- end }}
+resources: {requests: {storage: {{ .size }}}}
+{{- end }}
