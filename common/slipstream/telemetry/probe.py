@@ -1,4 +1,4 @@
-"""`python -m slipstream.telemetry.probe [PATH]`: a container's health check; asks the role's own page on its own port.
+"""`python -m slipstream.telemetry.probe [PATH]`: a health check that asks the role's own page on its own port.
 
 Standard library alone, so that a look costs a tenth of a second. Exit code 0 when the answer is 200.
 """
