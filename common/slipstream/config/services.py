@@ -128,11 +128,28 @@ class CheckpointSection(Section):
     keep_every: int | None = setting(None, "also keep each checkpoint whose step is a multiple of this", ge=1)
 
 
+class ParallelSection(Section):
+    """The learner's ranks, sharded by FSDP2. Changes memory and speed, not the update."""
+
+    ranks: int | None = setting(
+        None, "processes that train together; null is 1 under `up`, and what torchrun says elsewhere", ge=1
+    )
+    replicate: int = setting(1, "copies of the sharded model (HSDP); divides the ranks", ge=1)
+    param_dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
+        None, "dtype of gathered weights and activations; null is model.dtype; changes the update"
+    )
+    cpu_offload: bool = setting(False, "keep weights, gradients and moments in host memory (CUDA)")
+    timeout_seconds: float = setting(
+        300.0, "deadline of each collective: a rank that hangs ends the learner after it, seconds", gt=0
+    )
+
+
 class LearnerSection(Section):
     """The training process."""
 
     optimizer: OptimizerSection = sub(OptimizerSection, "the optimizer")
     checkpoint: CheckpointSection = sub(CheckpointSection, "checkpoints")
+    parallel: ParallelSection = sub(ParallelSection, "several ranks")
     micro_batch_tokens: int = setting(4096, "tokens per forward pass; changes memory only", ge=16)
     threads: int = setting(1, "CPU threads of the learner", ge=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slipstream.algo.logprobs import from_hidden
 from slipstream.config.data import ModelSection
 from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
@@ -52,6 +53,7 @@ class Policy:
         self.pair_cost = _pair_cost(self.module)
         _check_head(self)
         self.shares = settings.attention in ("sdpa", "eager") and _takes_mask(self)
+        self.scorer = Scorer(self)
 
     @property
     def head_weight(self) -> nn.Parameter:
@@ -72,6 +74,11 @@ class Policy:
         """Every tensor of the model by Hugging Face name, tied ones once, detached but not copied."""
         named = {**dict(self.module.named_parameters()), **self._buffers()}
         return {name: value.detach() for name, value in named.items()}
+
+    def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies [S, T] of the samples' actions; the batch is on the policy's device."""
+        logprobs_N, entropy_N = self.scorer(batch, temperature)
+        return batch.spread(logprobs_N), batch.spread(entropy_N)
 
     def hidden_states(self, batch: MicroBatch) -> Tensor:
         """Final hidden states [R, L, D] of a micro-batch's tokens; the batch is on the policy's device."""
@@ -94,6 +101,25 @@ class Policy:
         """Buffers that belong to the model's saved state."""
         kept = self.module.state_dict(keep_vars=True)
         return {name: value for name, value in self.module.named_buffers() if name in kept}
+
+
+class Scorer(nn.Module):
+    """Trunk and head in one forward pass: where the model is sharded, its root's weights are whole only in here."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.model = policy.module
+        self._policy = (policy,)  # a tuple, so that torch does not look for modules in it
+
+    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies [N] of the batch's pairs."""
+        policy = self._policy[0]
+        hidden_ND = policy.hidden_states(batch).flatten(0, 1).index_select(0, batch.source_N)
+        logprobs_N, entropy_N = from_hidden(
+            hidden_ND, policy.head_weight, batch.target_N, temperature, entropy=True
+        )
+        assert entropy_N is not None
+        return logprobs_N, entropy_N
 
 
 def pick_device(name: str) -> torch.device:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from slipstream.algo.finite import NonFiniteError
-from slipstream.algo.logprobs import from_hidden
 from slipstream.algo.metrics import Tally, finish_metrics
 from slipstream.algo.objective import objective
 from slipstream.algo.prepare import Prepared, add_proximal, prepare
@@ -160,13 +159,7 @@ class Trainer:
 
     def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logprobs [S, T] of the samples' actions, and entropies: a metric, and a term of some objectives."""
-        batch = batch.to(self.policy.device)
-        hidden_ND = self.policy.hidden_states(batch).flatten(0, 1).index_select(0, batch.source_N)
-        logprobs_N, entropy_N = from_hidden(
-            hidden_ND, self.policy.head_weight, batch.target_N, self._temperature, entropy=True
-        )
-        assert entropy_N is not None
-        return batch.spread(logprobs_N), batch.spread(entropy_N)
+        return self.policy.logprobs(batch.to(self.policy.device), self._temperature)
 
     def _update(self, report: StepReport) -> StepReport:
         norm = self.optimizer.gradient_norm()

@@ -1,0 +1,172 @@
+"""The learner's ranks under torchrun: who they are, and the few things that they do together.
+
+Rank 0 talks to buffer, ledger and generators; the others repeat what it does. It names each piece of common work
+in torchrun's store, where the others wait without a limit, since a learner may be without a batch for long; the
+collectives of the work itself have a deadline. Everything that travels is a flat tensor. Without torchrun there is
+one rank, and nothing here costs anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from slipstream.config.services import ParallelSection
+from slipstream.errors import UserError
+
+_POLL = timedelta(seconds=5)
+_STORE_PREFIX = "slipstream/work"
+
+
+@dataclass
+class Ranks:
+    """One process's place among the ranks.
+
+    Attributes:
+        rank: Number of this process.
+        size: How many there are.
+        device: Where its tensors live.
+        mesh: (replicate, shard), or None for a single process.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    mesh: DeviceMesh | None = None
+    _announced: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process talks to the world."""
+        return self.rank == 0
+
+    def announce(self, work: str) -> None:
+        """Rank 0: call the others to a piece of common work; nothing on the others, who have been called."""
+        if self.size > 1 and self.leads:
+            self._announced += 1
+            _store().set(f"{_STORE_PREFIX}/{self._announced}", work)
+            if self._announced > 2:
+                _store().delete_key(f"{_STORE_PREFIX}/{self._announced - 2}")
+
+    def called(self) -> str:
+        """The others: wait, without a limit, for the next piece of common work.
+
+        Raises:
+            RuntimeError: The store is gone, and with it the run.
+        """
+        self._announced += 1
+        key = f"{_STORE_PREFIX}/{self._announced}"
+        while True:
+            try:
+                _store().wait([key], _POLL)
+            except dist.DistStoreError:  # not yet
+                continue
+            return _store().get(key).decode()
+
+    def share(self, frames: Sequence[bytes | memoryview] | None) -> list[bytes]:
+        """Rank 0's frames on every rank, as two flat tensors: their lengths, and their bytes."""
+        if self.size == 1:
+            return [bytes(frame) for frame in frames or ()]
+        count = self._from_leader(torch.tensor([len(frames or ())], dtype=torch.int64), (1,))
+        lengths = self._from_leader(
+            torch.tensor([len(frame) for frame in frames or ()], dtype=torch.int64), (int(count[0]),)
+        )
+        content = torch.frombuffer(bytearray(b"".join(frames or ()) or b"\0"), dtype=torch.uint8)
+        total = int(lengths.sum())
+        flat = self._from_leader(content[:total], (total,)).cpu().numpy().tobytes()
+        ends = np.cumsum(lengths.cpu().numpy())
+        return [flat[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """Sum over the ranks, on the tensor's own device."""
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Maximum over the ranks."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank, so that all decide alike."""
+        return bool(self.largest(torch.tensor([int(flag)]))[0])
+
+    def _reduced(self, values: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.size == 1:
+            return values
+        moved = values.to(self.device, copy=True)
+        dist.all_reduce(moved, op)
+        return moved.to(values.device)
+
+    def _from_leader(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        moved = values.to(self.device) if self.leads else torch.empty(shape, dtype=values.dtype, device=self.device)
+        dist.broadcast(moved, 0)
+        return moved
+
+
+def open_ranks(settings: ParallelSection, device: str, timeout_s: float) -> Ranks:
+    """Join the other ranks, if torchrun started this process.
+
+    Args:
+        settings: How the ranks are laid out.
+        device: `learner.device`.
+        timeout_s: Deadline of each collective, seconds.
+
+    Raises:
+        UserError: The number of ranks does not fit the layout, or the device is not there.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 and settings.ranks in (None, 1):
+        return Ranks()
+    _check(settings, size)
+    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    shape = (settings.replicate, size // settings.replicate)
+    mesh = init_device_mesh(place.type, shape, mesh_dim_names=("replicate", "shard"))
+    return Ranks(dist.get_rank(), size, place, mesh)
+
+
+def close_ranks() -> None:
+    """Leave the other ranks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check(settings: ParallelSection, size: int) -> None:
+    if settings.ranks not in (None, size):
+        raise UserError(
+            f"learner.parallel.ranks is {settings.ranks}, but {size} processes were started",
+            f"start {settings.ranks} with torchrun --nproc-per-node, or set it to {size}",
+        )
+    if size % settings.replicate:
+        raise UserError(
+            f"learner.parallel.replicate {settings.replicate} does not divide the {size} ranks",
+            "choose a divisor of the number of ranks",
+        )
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if name not in ("auto", "cuda"):
+        raise UserError(f"learner.device {name!r} with several ranks", "use auto, cpu or cuda: each rank takes its own")
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"learner.device {name!r}: rank {local_rank} of this host, {torch.cuda.device_count()} CUDA devices",
+            "start at most one rank per device, or use cpu",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _store() -> dist.Store:
+    store: dist.Store = dist.distributed_c10d._get_default_store()
+    return store

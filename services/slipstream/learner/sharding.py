@@ -1,0 +1,87 @@
+"""FSDP2 for the policy, and whole tensors from its shards.
+
+Gradients of ranks are *summed*: the objective's denominators are those of the global batch already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from slipstream.config.services import ParallelSection
+from slipstream.errors import UserError
+
+
+def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: ParallelSection) -> None:
+    """Shard the model block by block over the mesh's second dimension, replicated over its first.
+
+    Args:
+        root: The module whose forward pass makes the logprobs; it owns embeddings, final norm and head.
+        model: The transformers model inside it.
+        mesh: (replicate, shard).
+        settings: Precision, offloading, resharding.
+
+    Raises:
+        UserError: The model names no blocks to shard by.
+    """
+    over = mesh if mesh.size(0) > 1 else mesh["shard"]
+    precision = MixedPrecisionPolicy(param_dtype=_dtype(settings.param_dtype), reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
+    for block in blocks(model):
+        fully_shard(block, mesh=over, mp_policy=precision, offload_policy=offload)
+    fully_shard(root, mesh=over, mp_policy=precision, offload_policy=offload)
+    for part in root.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The model's decoder blocks, as transformers names them.
+
+    Raises:
+        UserError: It names none.
+    """
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    found = [part for part in model.modules() if type(part).__name__ in names]
+    if not found:
+        raise UserError(
+            f"model {type(model).__name__} names no blocks that could be sharded",
+            "train it on one rank (learner.parallel.ranks: 1)",
+        )
+    return found
+
+
+def whole(value: Tensor) -> Tensor:
+    """The tensor itself, or the whole of a sharded one; the latter is common work of all ranks."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def whole_on_host(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors one by one in host memory, so that no device ever holds a second model.
+
+    Args:
+        tensors: By name, in the same order on every rank.
+        keep: Whether this rank wants them; the others take part and get nothing.
+    """
+    for name, value in tensors.items():
+        gathered = whole(value.detach())
+        if keep:
+            yield name, gathered.cpu()
+
+
+def fill(own: Tensor, values: Tensor) -> None:
+    """Overwrite a tensor, sharded or not, by the whole one."""
+    with torch.no_grad():
+        if isinstance(own, DTensor):
+            values = distribute_tensor(values.to(own.device, own.dtype), own.device_mesh, own.placements)
+        own.copy_(values)
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    return None if name is None else getattr(torch, name)
