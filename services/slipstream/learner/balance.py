@@ -33,9 +33,3 @@ def balance(costs: Sequence[float], bins: int) -> list[list[int]]:
         number += 1
     return [sorted(items) for _, items in heap[0][2]]
 
-
-def imbalance(costs: Sequence[float], shares: Sequence[Sequence[int]]) -> float:
-    """How much dearer the dearest bin is than the mean, 0 when all are equal."""
-    sums = [sum(costs[index] for index in share) for share in shares]
-    mean = sum(sums) / len(sums)
-    return max(sums) / mean - 1.0 if mean else 0.0

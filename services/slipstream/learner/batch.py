@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import MessageError
+from slipstream.learner.balance import balance
 from slipstream.learner.packing import Row, pack, row_length
 from slipstream.learner.tree import Completion, Ints, Tree, chains, grow
 from slipstream.messages import Group, GroupArrays
@@ -95,6 +96,9 @@ def completions_of(groups: Scored) -> list[list[Completion]]:
     return result
 
 
+Rows = list[Row]
+
+
 def micro_batches(groups: Scored, gradient_B: Sequence[bool], layout: Layout) -> list[MicroBatch]:
     """The forward passes that the samples with a gradient need; the others and empty ones are left out.
 
@@ -103,6 +107,51 @@ def micro_batches(groups: Scored, gradient_B: Sequence[bool], layout: Layout) ->
         gradient_B: Which of its samples carry a gradient.
         layout: How the model wants it.
     """
+    return [collate(rows) for rows in shares(groups, gradient_B, layout, 1)[0]]
+
+
+def shares(groups: Scored, gradient_B: Sequence[bool], layout: Layout, ranks: int) -> list[list[Rows]]:
+    """The rows of each rank's micro-batches, of about equal cost; ranks may differ in their number.
+
+    Args:
+        groups: The global batch.
+        gradient_B: Which of its samples carry a gradient.
+        layout: How the model wants it.
+        ranks: Among how many to share.
+    """
+    trees = _trees(groups, gradient_B, layout)
+    costs = [tree.size + layout.pair_cost * tree.size**2 for tree in trees]
+    return [
+        pack([trees[index] for index in share], layout.budget, layout.pair_cost, layout.share)
+        for share in balance(costs, ranks)
+    ]
+
+
+def cost(batches: Sequence[Rows], pair_cost: float) -> float:
+    """Cost of micro-batches, padding included, in tokens."""
+    lengths = [(len(rows), max(row_length(row) for row in rows)) for rows in batches]
+    return sum(count * (length + pair_cost * length**2) for count, length in lengths)
+
+
+Pass = tuple[MicroBatch, bool]
+
+
+def passes(shared: Sequence[Sequence[Rows]], rank: int) -> list[Pass]:
+    """A rank's forward passes, and whether each counts.
+
+    Sharded weights are gathered by all ranks together, so all make as many passes: where one has fewer, it repeats
+    the smallest pass of all for nothing.
+    """
+    every = [rows for share in shared for rows in share]
+    own = [(collate(rows), True) for rows in shared[rank]]
+    missing = max(len(share) for share in shared) - len(own)
+    if not missing:
+        return own
+    smallest = min(every, key=lambda rows: cost([rows], 0.0))
+    return [*own, *[(collate(smallest), False)] * missing]
+
+
+def _trees(groups: Scored, gradient_B: Sequence[bool], layout: Layout) -> list[Tree]:
     trees: list[Tree] = []
     for (_, arrays), completions in zip(groups, completions_of(groups), strict=True):
         chosen = [member for member in completions if gradient_B[member.sample] and len(member.actions)]
@@ -111,8 +160,7 @@ def micro_batches(groups: Scored, gradient_B: Sequence[bool], layout: Layout) ->
             trees += grow(prompt, chosen, layout.budget, layout.pair_cost)
         else:
             trees += chains(prompt, chosen)
-    packed = pack(trees, layout.budget, layout.pair_cost, layout.share)
-    return [collate(rows) for rows in packed]
+    return trees
 
 
 def collate(rows: Sequence[Row]) -> MicroBatch:

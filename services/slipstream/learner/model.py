@@ -119,7 +119,7 @@ class Scorer(nn.Module):
             hidden_ND, policy.head_weight, batch.target_N, temperature, entropy=True
         )
         assert entropy_N is not None
-        return logprobs_N, entropy_N
+        return logprobs_N.clone(), entropy_N.clone()  # no views: FSDP hangs its backward hooks on them
 
 
 def pick_device(name: str) -> torch.device:

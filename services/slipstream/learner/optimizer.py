@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config.services import OptimizerSection
+from slipstream.learner.sharding import fill, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -54,7 +55,7 @@ class Optimizer:
 
     def gradient_norm(self) -> float:
         """Norm of all gradients together; not finite when any of them is not, and 0 when there are none."""
-        return float(torch.nn.utils.get_total_norm(self._gradients())) if self._gradients() else 0.0
+        return float(whole(torch.nn.utils.get_total_norm(self._gradients()))) if self._gradients() else 0.0
 
     def step(self, norm: float) -> None:
         """Clip by the global norm, update, and forget the gradients.
@@ -90,7 +91,7 @@ class Optimizer:
             KeyError: The state is of other parameters.
         """
         for name, own in self.state().items():
-            own.copy_(state[name])
+            fill(own, state[name])
         self.updates = updates
 
     def _gradients(self) -> list[Tensor]:

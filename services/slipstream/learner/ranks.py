@@ -9,20 +9,24 @@ one rank, and nothing here costs anything.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from slipstream.config.services import ParallelSection
 from slipstream.errors import UserError
 
-_POLL = timedelta(seconds=5)
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_POLL_S = 0.01
 _STORE_PREFIX = "slipstream/work"
 
 
@@ -64,12 +68,9 @@ class Ranks:
         """
         self._announced += 1
         key = f"{_STORE_PREFIX}/{self._announced}"
-        while True:
-            try:
-                _store().wait([key], _POLL)
-            except dist.DistStoreError:  # not yet
-                continue
-            return _store().get(key).decode()
+        while not _store().check([key]):  # its blocking wait prints a warning each time that its limit is reached
+            time.sleep(_POLL_S)
+        return _store().get(key).decode()
 
     def share(self, frames: Sequence[bytes | memoryview] | None) -> list[bytes]:
         """Rank 0's frames on every rank, as two flat tensors: their lengths, and their bytes."""
@@ -124,6 +125,8 @@ def open_ranks(settings: ParallelSection, device: str, timeout_s: float) -> Rank
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1 and settings.ranks in (None, 1):
         return Ranks()
+    from torch.distributed.device_mesh import init_device_mesh
+
     _check(settings, size)
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if place.type == "cuda" else "gloo"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+from slipstream.learner.batch import Rows, cost
+from slipstream.learner.packing import row_length
 
 Reason = Literal["", "no_gradient", "too_old", "zero_gradient", "nonfinite"]
 
@@ -28,7 +31,8 @@ class StepReport:
         samples: Samples in the batch; `gradient_samples` of them went through the model.
         completion_tokens: Sampled tokens in the batch.
         model_tokens: Tokens that went through the model; `padding_tokens` came on top.
-        micro_batches: Forward passes.
+        micro_batches: Forward passes of a rank; all ranks make as many.
+        imbalance: Cost of the busiest rank over the mean of all, less 1.
         metrics: Values by their exported name.
         seconds: Wall seconds of `build`, `forward`, `backward` and `optimizer`.
         cpu_seconds: The same in CPU seconds of this process.
@@ -48,9 +52,19 @@ class StepReport:
     model_tokens: int = 0
     padding_tokens: int = 0
     micro_batches: int = 0
+    imbalance: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+    def count(self, shared: Sequence[Sequence[Rows]], pair_cost: float) -> None:
+        """Take note of how the batch is cut, for each rank its micro-batches."""
+        every = [rows for share in shared for rows in share]
+        self.model_tokens = sum(row_length(row) for rows in every for row in rows)
+        self.padding_tokens = int(cost(every, 0.0)) - self.model_tokens
+        self.micro_batches = max(len(share) for share in shared)
+        costs = [cost(share, pair_cost) for share in shared]
+        self.imbalance = max(costs) * len(costs) / sum(costs) - 1.0 if every else 0.0
 
     @property
     def skipped_groups_ratio(self) -> float:

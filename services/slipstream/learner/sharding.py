@@ -1,20 +1,22 @@
 """FSDP2 for the policy, and whole tensors from its shards.
 
-Gradients of ranks are *summed*: the objective's denominators are those of the global batch already.
+Gradients of ranks are *summed*: the objective's denominators are those of the global batch already. A learner of one
+rank imports none of torch.distributed, which takes seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from slipstream.config.services import ParallelSection
 from slipstream.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: ParallelSection) -> None:
@@ -29,6 +31,14 @@ def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: Paralle
     Raises:
         UserError: The model names no blocks to shard by.
     """
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        FSDPModule,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
+
     over = mesh if mesh.size(0) > 1 else mesh["shard"]
     precision = MixedPrecisionPolicy(param_dtype=_dtype(settings.param_dtype), reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
@@ -57,9 +67,15 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
+def is_sharded(value: Tensor) -> bool:
+    """Whether this is one rank's part of a tensor."""
+    return hasattr(value, "full_tensor")
+
+
 def whole(value: Tensor) -> Tensor:
     """The tensor itself, or the whole of a sharded one; the latter is common work of all ranks."""
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    full: Tensor = value.full_tensor() if is_sharded(value) else value  # type: ignore[operator]
+    return full
 
 
 def whole_on_host(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[str, Tensor]]:
@@ -77,9 +93,12 @@ def whole_on_host(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[s
 
 def fill(own: Tensor, values: Tensor) -> None:
     """Overwrite a tensor, sharded or not, by the whole one."""
+    if is_sharded(own):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(own, DTensor)
+        values = distribute_tensor(values.to(own.device, own.dtype), own.device_mesh, own.placements)
     with torch.no_grad():
-        if isinstance(own, DTensor):
-            values = distribute_tensor(values.to(own.device, own.dtype), own.device_mesh, own.placements)
         own.copy_(values)
 
 

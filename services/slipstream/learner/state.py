@@ -19,6 +19,7 @@ from torch import Tensor
 from slipstream.errors import RunHalted, UserError
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer
+from slipstream.learner.sharding import fill, whole
 
 MODEL, TRAINER, COUNTS = "model.safetensors", "trainer.safetensors", "trainer.json"
 SCHEMA = 1
@@ -68,7 +69,7 @@ def load(trainer: Stateful, folder: Path) -> None:
     _check_same(trainer.policy.tensors(), weights, folder)
     _check_same(trainer.optimizer.state(), moments, folder)
     for name, value in trainer.policy.tensors().items():
-        value.copy_(weights[name])
+        fill(value, weights[name])
     trainer.optimizer.load_state(moments, counts["updates"])
     trainer.nonfinite, trainer.nonfinite_in_a_row = counts["nonfinite"], counts["nonfinite_in_a_row"]
     _restore_random(_below(parts, "rng/"))
@@ -128,6 +129,6 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        name: whole(value.detach()).to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, value in tensors.items()
     }

@@ -23,11 +23,14 @@ from slipstream.config.rules import objective_of
 from slipstream.config.schema import Config
 from slipstream.errors import RunHalted
 from slipstream.learner import state
-from slipstream.learner.batch import Layout, MicroBatch, Scored, micro_batches
+from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored, passes, shares
 from slipstream.learner.collect import global_batch
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer
+from slipstream.learner.ranks import Ranks
 from slipstream.learner.report import Reason, StepReport
+from slipstream.learner.sharding import shard, whole_on_host
+from slipstream.learner.work import pack_work
 from slipstream.staleness import Lost, masks_over_bound
 
 _LOG = logging.getLogger("slipstream.learner")
@@ -44,8 +47,13 @@ class Trainer:
         nonfinite_in_a_row: The same since the last good step.
     """
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, ranks: Ranks | None = None) -> None:
         """Load the model of a Hugging Face folder.
+
+        Args:
+            config: The whole config.
+            folder: The model.
+            ranks: This process's place among others that train with it; None trains alone.
 
         Raises:
             UserError: The folder or the device cannot be used.
@@ -56,7 +64,11 @@ class Trainer:
         self._spec = objective_of(config)
         temperature = self._spec.temperature
         self._temperature = config.sampling.temperature if temperature is None else temperature
-        self.policy = Policy(folder, config.model, config.learner.device)
+        self.ranks = Ranks() if ranks is None else ranks
+        device = config.learner.device if self.ranks.mesh is None else str(self.ranks.device)
+        self.policy = Policy(folder, config.model, device)
+        if self.ranks.mesh is not None:
+            shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner.parallel)
         self.optimizer = Optimizer(self.policy.parameters(), config.learner.optimizer, config.run.steps)
         self._layout = Layout(config.learner.micro_batch_tokens, self.policy.shares, self.policy.pair_cost)
         self.nonfinite = 0
@@ -76,6 +88,7 @@ class Trainer:
             RunHalted: Too many non-finite steps in a row.
             StalenessError: A token of a version that does not exist yet.
         """
+        self._call_ranks("step", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
         with report.timed("build"):
             prepared, batches = self._build(groups, version, lost, report)
@@ -93,11 +106,18 @@ class Trainer:
             return self._update(report)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights to publish, by Hugging Face name; views, valid until the next step."""
-        return self.policy.tensors()
+        """The weights to publish, by Hugging Face name; views, valid until the next step.
+
+        Of a sharded model rank 0 gets whole tensors in host memory, one gathered after the other; others get none.
+        """
+        self._call_ranks("tensors")
+        if self.ranks.mesh is None:
+            return self.policy.tensors()
+        return dict(whole_on_host(self.policy.tensors(), self.ranks.leads))
 
     def save_writers(self) -> dict[str, Callable[[Path], None]]:
         """What a checkpoint holds: for each file name, a function that writes it from a copy of the present state."""
+        self._call_ranks("save")
         return state.writers(self)
 
     def load(self, folder: Path) -> None:
@@ -106,56 +126,82 @@ class Trainer:
         Raises:
             UserError: The checkpoint is of another model, or lacks a file.
         """
+        self._call_ranks("load", lambda: [str(folder).encode()])
         state.load(self, folder)
+
+    def _call_ranks(self, work: str, frames: Callable[[], list[bytes | memoryview]] | None = None) -> None:
+        """Rank 0: have the others do the same; they find out by `ranks.called`."""
+        if self.ranks.size > 1 and self.ranks.leads:
+            self.ranks.announce(work)
+            if frames is not None:
+                self.ranks.share(frames())
 
     def _build(
         self, groups: Scored, version: int, lost: Lost, report: StepReport
-    ) -> tuple[Prepared, list[MicroBatch]]:
+    ) -> tuple[Prepared, list[Pass]]:
         stale = self._config.staleness
         max_age = stale.max_staleness if masks_over_bound(stale.policy) else None
         batch = global_batch(groups, version, max_age, self._component_weights(), lost)
         prepared = prepare(self._spec, batch)
         gradient_B = prepared.gradient_B
-        batches = micro_batches(groups, gradient_B.tolist(), self._layout)
+        shared = shares(groups, gradient_B.tolist(), self._layout, self.ranks.size)
         report.groups = len(groups)
         report.skipped_groups = len(groups) - len(torch.unique(batch.groups_B[gradient_B]))
         report.samples, report.gradient_samples = len(gradient_B), int(gradient_B.sum())
         report.completion_tokens = int(batch.lengths_B.sum())
-        report.model_tokens = sum(batch.tokens for batch in batches)
-        report.padding_tokens = sum(batch.tokens_RL.numel() - batch.tokens for batch in batches)
-        report.micro_batches = len(batches)
-        return prepared, batches
+        report.count(shared, self._layout.pair_cost)
+        return prepared, passes(shared, self.ranks.rank)
 
     def _component_weights(self) -> dict[str, float] | None:
         if self._spec.advantage != "gdpo":
             return None
         return {f.component: f.weight for f in self._config.reward.functions}
 
-    def _with_proximal(self, prepared: Prepared, batches: list[MicroBatch], report: StepReport) -> Prepared:
+    def _with_proximal(self, prepared: Prepared, batches: list[Pass], report: StepReport) -> Prepared:
         """With the logprobs of the policy as it is now, if the objective asks for the whole batch's."""
         if self._spec.proximal != "recompute":
             return prepared
         proximal_BT = torch.zeros(prepared.mask_BT.shape)
         with report.timed("proximal"), torch.no_grad():
-            for batch in batches:
+            for batch, counts in batches:
                 logprobs_ST = self._logprobs(batch)[0].float().cpu()
                 columns_T = torch.arange(logprobs_ST.shape[1])
-                proximal_BT[batch.samples_S[:, None], columns_T] = logprobs_ST
+                if counts:
+                    proximal_BT[batch.samples_S[:, None], columns_T] = logprobs_ST
+            proximal_BT = self.ranks.add_up(proximal_BT)
         return add_proximal(self._spec, prepared, proximal_BT)
 
-    def _accumulate(self, prepared: Prepared, batches: list[MicroBatch], report: StepReport) -> Tally:
-        """Add every micro-batch's gradient; returns the metrics' sums over the global batch."""
-        tally = prepared.tally
-        for batch in batches:
+    def _accumulate(self, prepared: Prepared, batches: list[Pass], report: StepReport) -> Tally:
+        """Add every micro-batch's gradient; returns the metrics' sums over the global batch.
+
+        Ranks go on to the end together, whatever one of them finds, and then decide alike.
+
+        Raises:
+            NonFiniteError: A number in the loss is not finite, on this rank or another.
+        """
+        own, failure = Tally.of({}, {}), ""
+        for batch, counts in batches:
             with report.timed("forward"):
                 part = prepared.rows(batch.samples_S).to(self.policy.device)
                 width = part.mask_BT.shape[1]
                 logprobs_ST, entropy_ST = self._logprobs(batch)
-                loss, share = objective(self._spec, part, logprobs_ST[:, :width], entropy_ST[:, :width])
+                loss = logprobs_ST.sum() * 0.0
+                try:
+                    if counts:
+                        loss, share = objective(
+                            self._spec, part, logprobs_ST[:, :width], entropy_ST[:, :width]
+                        )
+                        own = own.merge(share)
+                except NonFiniteError as error:
+                    failure = str(error)
+                    if self.ranks.size == 1:
+                        break
             with report.timed("backward"):
                 loss.backward()  # type: ignore[no-untyped-call]
-            tally = tally.merge(share)
-        return tally
+        if self.ranks.any(bool(failure)):
+            raise NonFiniteError(failure or "on another rank")
+        own = Tally(self.ranks.add_up(own.sums), self.ranks.largest(own.maxima))
+        return prepared.tally.merge(own)
 
     def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logprobs [S, T] of the samples' actions, and entropies: a metric, and a term of some objectives."""
