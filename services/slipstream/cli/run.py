@@ -14,6 +14,7 @@ from slipstream.config.load import load_config
 from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, ConfigError, UserError
+from slipstream.learner.launch import launch, ranks_to_start
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.process import PARENT_VARIABLE, die_with_parent, end_on_sigterm, exit_now, run_process
 from slipstream.run_folder import RunFolder, check_name, new_name
@@ -62,6 +63,8 @@ def role(options: argparse.Namespace) -> int:
         prepare_folder(options.role, config, folder)
     set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level, options.role)
     more = config.learner.checkpoint.stop_seconds if options.role == "learner" else 0.0
+    if options.role == "learner" and (ranks := ranks_to_start(config)):
+        return launch(ranks, sys.argv[1:], config.supervisor.drain_seconds + more)
     code = run_process(
         _service(options.role, name, config, folder), config.supervisor.drain_seconds, save_seconds=more
     )

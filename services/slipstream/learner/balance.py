@@ -25,11 +25,8 @@ def balance(costs: Sequence[float], bins: int) -> list[list[int]]:
     while len(heap) > 1:
         _, _, first = heapq.heappop(heap)
         _, _, second = heapq.heappop(heap)
-        joined = [
-            (a + b, items + more) for (a, items), (b, more) in zip(first, reversed(second), strict=True)
-        ]
+        joined = [(a + b, items + more) for (a, items), (b, more) in zip(first, reversed(second), strict=True)]
         joined.sort(key=lambda each: -each[0])
         heapq.heappush(heap, (joined[-1][0] - joined[0][0], number, joined))
         number += 1
     return [sorted(items) for _, items in heap[0][2]]
-

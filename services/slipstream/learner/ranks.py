@@ -8,6 +8,7 @@ one rank, and nothing here costs anything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _POLL_S = 0.01
+_DISMISSAL_S = 2.0
+STOP = "stop"
 _STORE_PREFIX = "slipstream/work"
 
 
@@ -68,9 +71,22 @@ class Ranks:
         """
         self._announced += 1
         key = f"{_STORE_PREFIX}/{self._announced}"
-        while not _store().check([key]):  # its blocking wait prints a warning each time that its limit is reached
+        while not _store().check(
+            [key]
+        ):  # its blocking wait prints a warning each time that its limit is reached
             time.sleep(_POLL_S)
-        return _store().get(key).decode()
+        work = _store().get(key).decode()
+        if work == STOP:
+            _store().set(f"{_STORE_PREFIX}/{self._announced}/{self.rank}", "")
+        return work
+
+    def dismiss(self) -> None:
+        """Rank 0: send the others home, and wait a moment until they know, since its store ends with it."""
+        self.announce(STOP)
+        heard = [f"{_STORE_PREFIX}/{self._announced}/{rank}" for rank in range(1, self.size)]
+        deadline = time.monotonic() + _DISMISSAL_S
+        while not _store().check(heard) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def share(self, frames: Sequence[bytes | memoryview] | None) -> list[bytes]:
         """Rank 0's frames on every rank, as two flat tensors: their lengths, and their bytes."""
@@ -106,7 +122,9 @@ class Ranks:
         return moved.to(values.device)
 
     def _from_leader(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
-        moved = values.to(self.device) if self.leads else torch.empty(shape, dtype=values.dtype, device=self.device)
+        moved = (
+            values.to(self.device) if self.leads else torch.empty(shape, dtype=values.dtype, device=self.device)
+        )
         dist.broadcast(moved, 0)
         return moved
 
@@ -136,6 +154,14 @@ def open_ranks(settings: ParallelSection, device: str, timeout_s: float) -> Rank
     return Ranks(dist.get_rank(), size, place, mesh)
 
 
+def leave(ranks: Ranks) -> None:
+    """Rank 0: send the others home."""
+    if ranks.size > 1:
+        with contextlib.suppress(RuntimeError):  # the store is gone, and the others with it
+            ranks.dismiss()
+        close_ranks()
+
+
 def close_ranks() -> None:
     """Leave the other ranks."""
     if dist.is_initialized():
@@ -159,7 +185,9 @@ def _device(name: str, local_rank: int) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if name not in ("auto", "cuda"):
-        raise UserError(f"learner.device {name!r} with several ranks", "use auto, cpu or cuda: each rank takes its own")
+        raise UserError(
+            f"learner.device {name!r} with several ranks", "use auto, cpu or cuda: each rank takes its own"
+        )
     if local_rank >= torch.cuda.device_count():
         raise UserError(
             f"learner.device {name!r}: rank {local_rank} of this host, {torch.cuda.device_count()} CUDA devices",

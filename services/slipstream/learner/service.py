@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import AsyncExitStack
 
@@ -18,6 +19,7 @@ from slipstream.learner.restore import Line, reopen
 from slipstream.learner.saving import Saver
 from slipstream.learner.setup import Parts, open_parts
 from slipstream.learner.telling import Telling
+from slipstream.learner.work import follower
 from slipstream.lifecycle.life import Life, Service
 from slipstream.run_folder import RunFolder
 
@@ -26,7 +28,9 @@ _LEDGER_SECONDS = 2.0  # a stop has little time; a ledger that is there answers 
 
 
 def serve(config: Config, folder: RunFolder, name: str) -> Service:
-    """The service as the process's outer edge runs it."""
+    """The service as the process's outer edge runs it; of several ranks only rank 0 is the learner for the others."""
+    if os.environ.get("RANK", "0") != "0":
+        return follower(config)
 
     async def service(life: Life) -> None:
         async with AsyncExitStack() as stack:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slipstream.config.schema import Config
 from slipstream.learner.publishing import Publishing
+from slipstream.learner.ranks import leave, open_ranks
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import RunTerms
@@ -52,7 +53,10 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     model = await asyncio.to_thread(resolve, config.model.source)
     tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
-    trainer = await asyncio.to_thread(Trainer, config, model)
+    parallel = config.learner.parallel
+    ranks = await asyncio.to_thread(open_ranks, parallel, config.learner.device, parallel.timeout_seconds)
+    stack.callback(leave, ranks)
+    trainer = await asyncio.to_thread(Trainer, config, model, ranks)
     publishing = Publishing(config, trainer, site.ledger, site.incarnation, _sizes(metrics))
     stack.callback(publishing.close)
     metrics.gpus.set(trainer.policy.device.type == "cuda")

@@ -30,7 +30,7 @@ from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.ranks import Ranks
 from slipstream.learner.report import Reason, StepReport
 from slipstream.learner.sharding import shard, whole_on_host
-from slipstream.learner.work import pack_work
+from slipstream.learner.wire import pack_work
 from slipstream.staleness import Lost, masks_over_bound
 
 _LOG = logging.getLogger("slipstream.learner")
@@ -188,9 +188,7 @@ class Trainer:
                 loss = logprobs_ST.sum() * 0.0
                 try:
                     if counts:
-                        loss, share = objective(
-                            self._spec, part, logprobs_ST[:, :width], entropy_ST[:, :width]
-                        )
+                        loss, share = objective(self._spec, part, logprobs_ST[:, :width], entropy_ST[:, :width])
                         own = own.merge(share)
                 except NonFiniteError as error:
                     failure = str(error)

@@ -1,58 +1,47 @@
-"""What rank 0 hands to the other ranks, and their loop: they do what it does, with the same inputs."""
+"""Ranks other than 0: they do what rank 0 does, with the same inputs, and talk to nobody else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
+from slipstream.config.schema import Config
+from slipstream.learner.ranks import STOP, close_ranks, open_ranks
+from slipstream.learner.trainer import Trainer
+from slipstream.learner.wire import unpack_work
+from slipstream.lifecycle.life import Life, Service
+from slipstream.models.resolve import resolve
 
-from slipstream.learner.batch import Scored
-from slipstream.messages import decode_group, encode_group
-from slipstream.staleness import Lost
-
-if TYPE_CHECKING:
-    from slipstream.learner.trainer import Trainer
-
-STOP = "stop"
+_LOG = logging.getLogger("slipstream.learner")
 
 
-class _Header(msgspec.Struct, forbid_unknown_fields=True):
-    version: int
-    lost: list[tuple[int, int]]
-    frames: list[int]
+def follower(config: Config) -> Service:
+    """The service of a rank other than 0. It ends when rank 0 says so, also when a signal asked for it earlier."""
+
+    async def service(life: Life) -> None:
+        model = await asyncio.to_thread(resolve, config.model.source)
+        learner = config.learner
+        ranks = await asyncio.to_thread(
+            open_ranks, learner.parallel, learner.device, learner.parallel.timeout_seconds
+        )
+        trainer = await asyncio.to_thread(Trainer, config, model, ranks)
+        _LOG.info("rank %d of %d is ready", ranks.rank, ranks.size)
+        work = asyncio.ensure_future(asyncio.to_thread(follow, trainer))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await work
+        finally:
+            close_ranks()
+
+    return service
 
 
-def pack_work(groups: Scored, version: int, lost: Lost) -> list[bytes | memoryview]:
-    """The arguments of a step as frames."""
-    encoded = [encode_group(group, arrays) for group, arrays in groups]
-    header = _Header(version, [(low, high) for low, high in lost], [len(frames) for frames in encoded])
-    return [msgspec.msgpack.encode(header), *[frame for frames in encoded for frame in frames]]
-
-
-def unpack_work(frames: list[bytes]) -> tuple[Scored, int, Lost]:
-    """What `pack_work` packed."""
-    header = msgspec.msgpack.decode(frames[0], type=_Header)
-    groups, at = [], 1
-    for count in header.frames:
-        groups.append(decode_group(frames[at : at + count]))
-        at += count
-    return groups, header.version, tuple(header.lost)
-
-
-def follow(trainer: Trainer, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Ranks other than 0: repeat what rank 0 does until it says stop.
-
-    Args:
-        trainer: This rank's part of the learner.
-        stopped: Asked between two pieces of work; True ends the loop.
-    """
+def follow(trainer: Trainer) -> None:
+    """Repeat what rank 0 does until it says stop."""
     ranks = trainer.ranks
-    while not stopped():
-        work = ranks.called()
-        if work == STOP:
-            return
+    while (work := ranks.called()) != STOP:
         if work == "step":
             trainer.step(*unpack_work(ranks.share(None)))
         elif work == "tensors":

@@ -1,0 +1,158 @@
+"""Several ranks make exactly the step of one, however the model is sharded; and they live and die together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from slipstream.learner.launch import launch
+from slipstream.learner.ranks import Ranks
+
+pytestmark = pytest.mark.process
+
+WORKER = Path(__file__).with_name("ranks_worker.py")
+AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length", "longest", "prompt_mean")
+STEPS = 2
+
+
+def _worker() -> Any:
+    spec = importlib.util.spec_from_file_location("ranks_worker", WORKER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _llama(folder: Path) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+        ids = {"pad_token_id": 2, "eos_token_id": 2, "bos_token_id": None}
+        config = LlamaConfig(**sizes, **heads, **ids, tie_word_embeddings=True, initializer_range=0.2)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _tree(model: Path, objective: dict[str, Any], replicate: int = 1, tokens: int = 32) -> dict[str, Any]:
+    parallel = {"replicate": replicate}
+    optimizer = {"learning_rate": 1e-4}
+    return {
+        "model": {"source": str(model)},
+        "data": {"kind": "arithmetic"},
+        "reward": {"functions": [{"use": "last_number"}]},
+        "objective": objective,
+        "learner": {
+            "device": "cpu",
+            "micro_batch_tokens": tokens,
+            "optimizer": optimizer,
+            "parallel": parallel,
+        },
+    }
+
+
+def _objectives() -> list[dict[str, Any]]:
+    plain = [
+        {"recipe": "grpo", "aggregation": name} | ({"horizon": 16} if name == "fixed_length" else {})
+        for name in AGGREGATIONS
+    ]
+    return [*plain, {"recipe": "grpo", "proximal": "recompute"}]
+
+
+def _start(plan: Path, size: int) -> list[subprocess.Popen[bytes]]:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    return [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(plan)],
+            env={**os.environ, **env, "RANK": str(r), "LOCAL_RANK": str(r)},
+        )
+        for r in range(size)
+    ]
+
+
+@pytest.mark.timeout(240)
+def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
+    """Case 60: every aggregation, and a proximal pass; sharded over both ranks and replicated on both."""
+    model = _llama(tmp_path / "model")
+    objectives = _objectives()
+    cases = [_tree(model, objective) for objective in objectives]
+    cases += [_tree(model, objectives[0], replicate=2), _tree(model, objectives[-1], replicate=2)]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"model": str(model), "cases": cases, "steps": STEPS, "out": str(tmp_path)}))
+    processes = _start(plan, 2)
+    try:
+        assert [process.wait(200) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    worker = _worker()
+    for number, tree in enumerate(cases):
+        alone = worker.train(_tree(model, tree["objective"]), model, STEPS, Ranks())
+        whole = worker.train(_tree(model, tree["objective"], tokens=4096), model, STEPS, Ranks())
+        assert max(alone["micro_batches"]) >= 4
+        assert max(whole["micro_batches"]) == 1
+        found = json.loads((tmp_path / f"{number}.json").read_text())
+        tensors = load_file(tmp_path / f"{number}.safetensors")
+        for one in (alone, whole):
+            _assert_same(found, tensors, one)
+        assert max(found["imbalance"]) < 0.2
+
+
+def _assert_same(found: dict[str, Any], tensors: dict[str, Any], one: dict[str, Any]) -> None:
+    assert found["norms"] == pytest.approx(one["norms"], rel=1e-5)
+    for ours, theirs in zip(found["metrics"], one["metrics"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+    assert tensors.keys() == one["tensors"].keys()
+    for name, value in tensors.items():
+        assert (value - one["tensors"][name]).abs().max() <= 1e-6, name
+
+
+@pytest.mark.timeout(200)
+def test_a_run_trains_on_two_ranks_and_survives_the_death_of_one(stack, simulated):
+    """kill -9 of the second rank ends the learner with it; the supervisor starts both again, from the checkpoint."""
+    run = stack().up(*simulated, "run.steps=40", "learner.parallel.ranks=2", "learner.checkpoint.every=2")
+    run.until_step(4)
+    second = [p for p in psutil.process_iter(["environ"]) if _is_second_rank(p, run)]
+    assert len(second) == 1
+    second[0].send_signal(signal.SIGKILL)
+    assert run.wait(150) == 0, run.text[-4000:]
+    run.assert_exactly_once()
+    run.assert_gone()
+
+
+def _is_second_rank(process: psutil.Process, run: Any) -> bool:
+    environ = process.info["environ"] or {}
+    return environ.get("RANK") == "1" and run.name in " ".join(process.cmdline())
+
+
+def test_a_mistake_ends_every_rank_with_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The command of each rank is refused; its code and its line are the learner's."""
+    config = tmp_path / "config.yaml"
+    config.write_text("learner: {parallel: {ranks: 2}, learning_rte: 1}\n")
+    assert launch(2, ["run", "learner", "--config", str(config)], 4.0) == 2
+    assert "learner.learning_rte" in capfd.readouterr().err
