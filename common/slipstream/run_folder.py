@@ -68,6 +68,11 @@ class RunFolder:
         return self.path / "redis"
 
     @property
+    def keys(self) -> Path:
+        """The folder of the CURVE key that `up` makes for its own processes."""
+        return self.path / "keys"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 

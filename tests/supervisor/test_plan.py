@@ -14,12 +14,26 @@ def test_every_role_is_started_under_its_own_name_with_the_runs_ledger():
         "reward": {"functions": [{"use": "last_number"}], "replicas": 3},
         "rollout": {"replicas": 2, "engine": {"threads": 4}},
     }
-    specs = role_specs(build(tree)[0], Path("/run/config.yaml"), "unix:///s", "json")
+    specs = role_specs(build(tree)[0], Path("/run/config.yaml"), "unix:///s", "json", Path("/run/keys"))
     roles = Counter(spec.argv[spec.argv.index("run") + 1] for spec in specs)
     assert roles == {"learner": 1, "buffer": 1, "reward": 3, "rollout": 2}
     assert len({spec.name for spec in specs}) == len(specs)
     assert all(spec.argv[-1] == spec.name for spec in specs)
     assert {spec.env["SLIPSTREAM__REDIS__URL"] for spec in specs} == {"unix:///s"}
+    assert {spec.env["SLIPSTREAM__NETWORK__KEYS"] for spec in specs} == {"/run/keys"}
     threads = {spec.name: spec.env["OMP_NUM_THREADS"] for spec in specs}
     assert threads["rollout-0"] == "4"
     assert threads["buffer"] == "1"
+
+
+def test_shards_are_named_by_their_number_and_keys_of_ones_own_are_used():
+    tree = {
+        "run": {"name": "r", "steps": 1},
+        "data": {"kind": "arithmetic"},
+        "reward": {"functions": [{"use": "last_number"}]},
+        "buffer": {"shards": 2},
+        "network": {"keys": "/mine"},
+    }
+    specs = role_specs(build(tree)[0], Path("/run/config.yaml"), "unix:///s", "json", Path("/run/keys"))
+    assert [spec.name for spec in specs if "buffer" in spec.name] == ["buffer-0", "buffer-1"]
+    assert {spec.env["SLIPSTREAM__NETWORK__KEYS"] for spec in specs} == {"/mine"}

@@ -55,3 +55,24 @@ def test_a_file_without_a_matching_pair_is_refused(tmp_path, text):
 def test_a_missing_key_file_says_how_to_make_one(tmp_path):
     with pytest.raises(UserError, match="slipstream keys"):
         keys.load(tmp_path / "absent.key")
+
+
+def test_a_runs_key_is_made_once_in_a_folder_of_its_own(tmp_path):
+    path = keys.make(tmp_path / "run" / "keys")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert keys.keys_of(str(path.parent)) == keys.load(path)
+    with pytest.raises(UserError, match="exists"):
+        keys.make(path.parent)
+
+
+def test_no_folder_is_no_key_and_a_folder_without_one_is_refused(tmp_path):
+    assert keys.keys_of(None) is None
+    with pytest.raises(UserError, match="slipstream keys"):
+        keys.keys_of(str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="no key can be made"):
+        keys.make(tmp_path / "file" / "keys")

@@ -199,6 +199,11 @@ class NetworkSection(Section):
     )
     metrics_port: int = setting(0, "port of the role's /metrics; 0 takes a free one", ge=0, le=65535)
     credits: int = setting(16, "unacknowledged groups per sender", ge=1)
+    keys: str | None = setting(
+        None,
+        "folder of the run's CURVE key, from `slipstream keys`; null: `up` makes one, a role alone has none and "
+        "its sockets are open to whoever reaches them",
+    )
 
 
 class SupervisorSection(Section):

@@ -22,6 +22,7 @@ from slipstream.telemetry.links import show_links
 from slipstream.telemetry.logs import know
 from slipstream.telemetry.metrics import Metrics
 from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
+from slipstream.transport.keys import keys_of
 from slipstream.transport.zmq import make_receiver, make_sender
 
 log = logging.getLogger("slipstream.site")
@@ -51,6 +52,7 @@ class Site:
         self._serves = False
         self._lost: Callable[[], None] = lambda: None
         self._endpoint = ""
+        self._keys = keys_of(config.network.keys)
         self._senders: dict[str, Sender] = {}
         self._receivers: list[Receiver] = []
         self._heard: float | None = None
@@ -77,7 +79,9 @@ class Site:
             setting="network.port",
             credits=network.credits,
         )
-        receiver = await self._stack.enter_async_context(make_receiver(options))
+        receiver = await self._stack.enter_async_context(
+            make_receiver(options, self._keys, {self._keys.public} if self._keys else ())
+        )
         self._receivers.append(receiver)
         self._endpoint = receiver.endpoint
         self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end
@@ -86,7 +90,8 @@ class Site:
 
     async def sender(self, to: str) -> Sender:
         """Open a sender to all live members of a role, and keep up with who they are."""
-        sender = await self._stack.enter_async_context(make_sender(SenderOptions(name=f"{self.name}->{to}")))
+        options = SenderOptions(name=f"{self.name}->{to}")
+        sender = await self._stack.enter_async_context(make_sender(options, self._keys))
         self._senders[to] = sender
         self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end
         self._life.watch(f"sender:{to}", sender.run())
@@ -166,7 +171,8 @@ class Site:
     async def _follow_peers(self, sender: Sender, role: str) -> None:
         while not self._life.stopping:
             members = await self.ledger.members(role)
-            sender.set_peers({each.id: Peer(each.endpoint, each.incarnation) for each in members})
+            key = self._keys.public if self._keys else None
+            sender.set_peers({each.id: Peer(each.endpoint, each.incarnation, key) for each in members})
             await self._life.pause(SETTLED_SECONDS if sender.stats().ready else PEER_SECONDS)
 
 

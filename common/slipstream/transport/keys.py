@@ -1,4 +1,8 @@
-"""CURVE keys: made, kept in a text file that only its owner can read, and read again."""
+"""CURVE keys: made, kept in a text file that only its owner can read, and read again.
+
+A run has one key pair, and each of its processes holds it: as a server's key, as a client's, and as the only key that
+is let in. Whoever has not got it gets nothing and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from zmq.utils import z85
 
 from slipstream.errors import UserError
 
+FILE = "curve.key"
 HEADER = "# slipstream CURVE key pair (Z85); whoever has the secret line can join the run"
 
 
@@ -27,6 +32,31 @@ def generate() -> KeyPair:
     """A new random key pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode(), secret.decode())
+
+
+def make(folder: Path) -> Path:
+    """Make a run's key in a folder, and the folder if need be; returns the file.
+
+    Raises:
+        UserError: A key is there already, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        save(folder / FILE, generate())
+    except OSError as error:
+        raise UserError(
+            f"{folder}: no key can be made ({error.strerror})", "choose a writable folder"
+        ) from None
+    return folder / FILE
+
+
+def keys_of(folder: str | None) -> KeyPair | None:
+    """The run's key in the folder that `network.keys` names; None when it names none.
+
+    Raises:
+        UserError: No usable key is there.
+    """
+    return None if folder is None else load(Path(folder) / FILE)
 
 
 def save(path: Path, keys: KeyPair) -> None:

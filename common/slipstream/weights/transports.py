@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from slipstream.config.services import WeightsSection
 from slipstream.errors import UserError
+from slipstream.transport.keys import KeyPair
 from slipstream.weights.base import Publisher, Puller, Server, Store, Subscriber
 from slipstream.weights.manifest import Layout
 from slipstream.weights.pulling import AutoSubscriber, PullSubscriber
@@ -30,6 +31,7 @@ def open_publisher(
     *,
     address: str = "127.0.0.1",
     threads: int = 2,
+    keys: KeyPair | None = None,
 ) -> Publisher:
     """The publisher of a run. Shared memory is always there: it is what every other transport reads from.
 
@@ -37,6 +39,7 @@ def open_publisher(
         run: Name of the run. incarnation: Which start of the learner this is. layout: The run's layout.
         settings: The config's `weights`. address: Where servers listen (`network.host`).
         threads: Threads that copy and digest.
+        keys: The run's CURVE key; with one, only its holders are served over TCP.
 
     Raises:
         UserError: A port that is taken, a part that is not installed, or not enough space for two versions.
@@ -52,7 +55,7 @@ def open_publisher(
             if scheme == "file":
                 stores.append(_file_store(settings, run, incarnation))
             else:
-                servers.append(open_server(scheme, shelf, settings, address, settings.port))
+                servers.append(open_server(scheme, shelf, settings, address, settings.port, keys))
         if not servers and not stores:
             return shm
         return ServingPublisher(shm, shelf, servers, stores, settings.dense_every if settings.delta else 0)
@@ -69,6 +72,7 @@ def open_subscriber(
     address: str = "127.0.0.1",
     expected: Layout | None = None,
     threads: int = 1,
+    keys: KeyPair | None = None,
 ) -> Subscriber:
     """The subscriber of a replica; `auto` maps what lies on this host and pulls the rest.
 
@@ -78,14 +82,14 @@ def open_subscriber(
     if settings.transport == "shm":
         return ShmSubscriber(expected=expected, threads=threads)
     wanted = schemes(settings, address)
-    pullers = [open_puller(scheme, settings) for scheme in (wanted or ["tcp"])]
+    pullers = [open_puller(scheme, settings, keys) for scheme in (wanted or ["tcp"])]
     passing = [scheme for scheme in wanted if scheme != "file"]
     pull = PullSubscriber(
         pullers,
         expected=expected,
         threads=threads,
         host=host_name(settings),
-        serve=(lambda shelf: open_server(passing[0], shelf, settings, address, 0)) if passing else None,
+        serve=(lambda shelf: open_server(passing[0], shelf, settings, address, 0, keys)) if passing else None,
     )
     if settings.transport != "auto":
         return pull
@@ -106,19 +110,25 @@ def schemes(settings: WeightsSection, address: str) -> Sequence[str]:
     return [*links, "file"] if settings.folder else links
 
 
-def open_server(scheme: str, shelf: Shelf, settings: WeightsSection, address: str, port: int) -> Server:
-    """The offering end of a transport."""
+def open_server(
+    scheme: str, shelf: Shelf, settings: WeightsSection, address: str, port: int, keys: KeyPair | None = None
+) -> Server:
+    """The offering end of a transport; with the run's key, requests (and over TCP the bytes) go through CURVE."""
     from slipstream.weights.control import ServerOptions
     from slipstream.weights.stream_server import StreamServer
+    from slipstream.weights.tcp_server import WeightServer
     from slipstream.weights.ucx_server import UcxServer
 
+    allowed = {keys.public} if keys else ()
+    options = ServerOptions(address, port, _advertised(address), keys, allowed)
     if scheme == "ucx":
-        options = ServerOptions(address, port, _advertised(address))
         return UcxServer(shelf, options, settings.frame_seconds)
+    if keys is not None:
+        return WeightServer(shelf, options)
     return StreamServer(shelf, address, port, _advertised(address))
 
 
-def open_puller(scheme: str, settings: WeightsSection) -> Puller:
+def open_puller(scheme: str, settings: WeightsSection, keys: KeyPair | None = None) -> Puller:
     """The fetching end of a transport."""
     from slipstream.weights.control import Dial
     from slipstream.weights.files import FilePuller
@@ -127,7 +137,7 @@ def open_puller(scheme: str, settings: WeightsSection) -> Puller:
 
     if scheme == "file":
         return FilePuller()
-    dial = Dial(frame_seconds=settings.frame_seconds)
+    dial = Dial(keys, keys.public if keys else "", settings.frame_seconds)
     return UcxPuller(dial) if scheme == "ucx" else TcpPuller(dial)
 
 

@@ -100,7 +100,8 @@ class Offers:
         except (MessageError, IndexError) as error:
             return Reply(REFUSED, f"malformed: {error}")
         here = [ticket for ticket in request.tickets if self._store.row(ticket)]
-        self._free.difference_update(here)
+        if request.learner == self._learner:  # a question of nobody's takes nothing away
+            self._free.difference_update(here)
         found = await asyncio.to_thread(self._store.frames, here)
         return Reply(OK, frames=[msgspec.msgpack.encode(here), *found])
 

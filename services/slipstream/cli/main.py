@@ -111,6 +111,11 @@ def _add_running(commands: Commands[argparse.ArgumentParser]) -> None:
     _overrides_argument(role)
     role.set_defaults(command=run.role)
 
+    more = "Give the folder to every role as network.keys. Whoever can read the file in it can join the run."
+    keys = _command(commands, "keys", "make the key by which a run's processes know each other", more)
+    keys.add_argument("folder", metavar="DIR", help="folder to put it into; made if missing")
+    keys.set_defaults(command=run.keys)
+
     fetch = _command(commands, "fetch", "bring a model into the cache and print its folder")
     fetch.add_argument("model", help="folder, built-in name (smollm2-135m-instruct, tiny-sorter) or hub id")
     fetch.set_defaults(command=run.fetch)

@@ -72,6 +72,14 @@ def role(options: argparse.Namespace) -> int:
     return code
 
 
+def keys(options: argparse.Namespace) -> int:
+    """Make a run's CURVE key in a folder."""
+    from slipstream.transport.keys import make
+
+    print(make(Path(options.folder)))  # noqa: T201
+    return EXIT_OK
+
+
 def fetch(options: argparse.Namespace) -> int:
     """Bring a model into the cache and print its folder."""
     from slipstream.models.resolve import resolve

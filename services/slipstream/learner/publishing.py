@@ -14,6 +14,7 @@ import torch
 from slipstream.config.schema import Config
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
+from slipstream.transport.keys import keys_of
 from slipstream.weights.base import Committable, Publisher
 from slipstream.weights.manifest import Manifest, encode_manifest, layout
 from slipstream.weights.torch_io import gather
@@ -55,6 +56,7 @@ class Publishing:
             config.weights,
             address=config.network.host,
             threads=_COPY_THREADS,
+            keys=keys_of(config.network.keys),
         )
 
     async def publish(self, version: int) -> None:

@@ -23,6 +23,7 @@ from slipstream.rollout.follower import WeightsFollower
 from slipstream.rollout.roller import Roller
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.tokens import load_tokenizer
+from slipstream.transport.keys import keys_of
 from slipstream.weights.transports import open_subscriber
 
 log = logging.getLogger("slipstream.rollout")
@@ -63,7 +64,7 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
         raise UserError(
             "data: these prompts are not those of the run", "give every role the same data and model"
         )
-    subscriber = open_subscriber(config.weights, address=config.network.host)
+    subscriber = open_subscriber(config.weights, address=config.network.host, keys=keys_of(config.network.keys))
     follower = WeightsFollower(site.ledger, subscriber, engine, metrics)
     stack.callback(follower.close)
     life.watch("weights", follower.follow(life))

@@ -14,7 +14,9 @@ def fetch_spec(config: Config) -> ProcessSpec:
     return ProcessSpec("fetch", [*_slipstream(), "fetch", config.model.source], _environment(1))
 
 
-def role_specs(config: Config, config_file: Path, redis_url: str, log_format: str) -> list[ProcessSpec]:
+def role_specs(
+    config: Config, config_file: Path, redis_url: str, log_format: str, keys: Path
+) -> list[ProcessSpec]:
     """Every role's processes. The learner comes first: it opens the run that the others wait for."""
     counts = {
         "learner": 1,
@@ -28,6 +30,7 @@ def role_specs(config: Config, config_file: Path, redis_url: str, log_format: st
         env = _environment(threads.get(role, 1)) | {
             "SLIPSTREAM__TELEMETRY__LOG_FORMAT": log_format,
             "SLIPSTREAM__REDIS__URL": redis_url,
+            "SLIPSTREAM__NETWORK__KEYS": config.network.keys or str(keys.resolve()),
         }
         for index in range(count):
             name = f"{role}-{index}" if count > 1 or role in ("rollout", "reward") else role

@@ -21,6 +21,7 @@ from slipstream.supervisor.child import Child, Echo, ProcessSpec, to_stderr
 from slipstream.supervisor.embedded import EmbeddedSocket
 from slipstream.supervisor.plan import fetch_spec, role_specs
 from slipstream.supervisor.restarts import RestartBudget
+from slipstream.transport import keys
 from slipstream.weights import segments
 
 log = logging.getLogger("slipstream.supervisor")
@@ -59,7 +60,8 @@ class Supervisor:
             if code is not None:
                 return code
             await (self._start_valkey(socket) if socket else self._check_server())
-            specs = role_specs(self._config, self._folder.config, self._url, _log_format(self._config))
+            self._make_keys()
+            specs = self._role_specs()
             log.info("starting %s; each says when it is ready", ", ".join(spec.name for spec in specs))
             for spec in specs:
                 await self._start(spec)
@@ -69,6 +71,21 @@ class Supervisor:
             if socket is not None:
                 socket.remove()
             segments.sweep(segments.SHM)
+
+    def _make_keys(self) -> None:
+        """The key that the run's processes know each other by; a run that goes on keeps its own.
+
+        Raises:
+            UserError: The key that is there cannot be used.
+        """
+        folder = self._config.network.keys
+        if folder is None and not (self._folder.keys / keys.FILE).exists():
+            keys.make(self._folder.keys)
+        keys.keys_of(folder or str(self._folder.keys))
+
+    def _role_specs(self) -> list[ProcessSpec]:
+        config, folder = self._config, self._folder
+        return role_specs(config, folder.config, self._url, _log_format(config), folder.keys)
 
     async def _fetch_model(self, life: Life) -> int | None:
         """Bring the model into the cache, where every role then finds it; an exit code if it ends here."""
