@@ -22,7 +22,7 @@ from slipstream.telemetry.links import show_links
 from slipstream.telemetry.logs import know
 from slipstream.telemetry.metrics import Metrics
 from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
-from slipstream.transport.keys import keys_of
+from slipstream.transport.keys import KeyPair, keys_of
 from slipstream.transport.zmq import make_receiver, make_sender
 
 log = logging.getLogger("slipstream.site")
@@ -52,14 +52,15 @@ class Site:
         self._serves = False
         self._lost: Callable[[], None] = lambda: None
         self._endpoint = ""
-        self._keys = keys_of(config.network.keys)
+        self._keys: KeyPair | None = None
         self._senders: dict[str, Sender] = {}
         self._receivers: list[Receiver] = []
         self._heard: float | None = None
         self.ledger: Ledger
 
     async def open_ledger(self) -> None:
-        """Connect to the run's ledger."""
+        """Take the run's key, if it has one, and connect to its ledger."""
+        self._keys = keys_of(self._config.network.keys)
         url = self._config.redis.url
         if url is None:
             problem = "redis.url is not set, and only `slipstream up` starts a server of its own"
