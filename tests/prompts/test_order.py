@@ -3,12 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.prompts.order import EpochOrder, Permutation
 
 
+@settings(deadline=None)
 @given(st.integers(1, 600), st.text(max_size=8))
 def test_permutation_holds_every_item_once(size, seed):
     permutation = Permutation(size, seed)
@@ -39,6 +40,7 @@ def test_permutation_refuses_positions_outside(position):
         Permutation(10, "")[position]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 400), st.integers(0, 2**63), st.integers(0, 10**6))
 def test_every_index_comes_once_in_every_epoch(size, seed, epoch):
     order = EpochOrder(size, seed)
@@ -79,3 +81,20 @@ def test_epochs_have_no_repeats_and_orders_of_their_own():
 def test_unshuffled_order_is_the_sets_own():
     order = EpochOrder(3, seed=0, shuffle=False)
     assert [order.at(p) for p in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50, 1000, 10**30])
+def test_a_permutation_can_be_read_backwards(size):
+    order = Permutation(size, "seed")
+    places = {0, size // 3, size - 1}
+    assert {order.position(order[place]) for place in places} == places
+    with pytest.raises(IndexError):
+        order.position(size)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_same_prompt_comes_again_once_in_the_next_epoch(shuffle):
+    order = EpochOrder(7, seed=3, shuffle=shuffle)
+    for position in range(21):
+        later = order.again(position)
+        assert order.at(later) == (position // 7 + 1, order.at(position)[1])

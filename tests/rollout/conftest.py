@@ -29,6 +29,8 @@ class ScriptedEngine:
         self.version: int | None = 0
         self.free_slots = 8
         self.chunks, self.hangs = list(chunks), hangs
+        self.drained: list[Chunk] = []  # what an interruption makes of what is in flight
+        self.interrupted = asyncio.Event()
         self.requests: list[GroupRequest] = []
         self.aborted: list[str] = []
         self.started = asyncio.Event()
@@ -40,14 +42,20 @@ class ScriptedEngine:
             if isinstance(chunk, Exception):
                 raise chunk
             yield chunk
-        if self.hangs:
-            await asyncio.Event().wait()
+        if self.hangs or self.drained:
+            await self.interrupted.wait()
+        for chunk in self.drained:
+            yield chunk
 
     async def swap(self, weights) -> None:
         self.version = weights.version
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+        self.interrupted.set()
+
+    async def drain(self, seconds: float) -> None:
+        self.interrupted.set()
 
 
 @pytest.fixture

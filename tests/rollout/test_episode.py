@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+import numpy as np
 import pytest
 
+from slipstream.errors import MessageError
 from slipstream.messages import Group, encode_group
 from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.episode import Episode, seeds_of
@@ -99,3 +102,49 @@ def test_seeds_differ_in_a_group_and_between_tickets_and_are_the_same_again():
     assert len(set(seeds)) == len(seeds)
     assert seeds_of(1, 5, 2) == seeds_of(1, 5, 4)[:2]
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_group_goes_on_from_its_partial():
+    episode = Episode(3)
+    for part in (
+        chunk(0, 8, 2, finish="stop"),
+        chunk(1, 8, version=4),
+        chunk(1, 9, version=5),
+        chunk(2, finish="length"),
+    ):
+        episode.add(part)
+    tokens, blob = episode.partial(seconds=1.5)
+    onward = Episode(3, blob)
+    assert (tokens, onward.begun, onward.tokens, onward.seconds) == (4, 4, 4, 1.5)
+    assert (onward.unfinished, onward.prefix(1)) == ([1], (8, 9))
+    assert onward.partial(seconds=0.0) == (tokens, blob)
+
+
+def test_a_refused_sample_is_handed_over_as_refused():
+    episode = Episode(2)
+    episode.add(Chunk(0, (8, 9), (-0.5,), 4))
+    tokens, blob = episode.partial(0.0)
+    onward = Episode(2, blob)
+    assert (tokens, onward.unfinished) == (0, [1])
+    group = header()
+    onward.finish(group, (5,), tokenizer=None)
+    assert [sample.unscored for sample in group.samples] == ["engine_logprob", "aborted"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"samples": []}, "0 samples, the group has 1"),
+        ({"token_ids": b""}, "0 bytes for 1 tokens"),
+        ({"logprobs": np.float32(np.nan).tobytes()}, "not finite"),
+        ({"samples": [{"tokens": 1, "versions": []}]}, "do not stamp 1 tokens"),
+        ({"more": 1}, "unknown field"),
+    ],
+)
+def test_a_partial_that_does_not_fit_is_refused(change, message):
+    episode = Episode(1)
+    episode.add(chunk(0, 8))
+    tree = msgspec.msgpack.decode(episode.partial(0.0)[1])
+    with pytest.raises(MessageError, match=message):
+        Episode(1, msgspec.msgpack.encode(tree | change))

@@ -9,7 +9,8 @@ from slipstream.ledger.records import EvalClaim, Ticket
 from slipstream.messages import decode_group
 from slipstream.rollout import roller as roller_module
 from slipstream.rollout.engines.base import Chunk
-from slipstream.rollout.roller import Roller, evaluation_order, ticket_order
+from slipstream.rollout.episode import Episode
+from slipstream.rollout.roller import Roller, Unfinished, evaluation_order, ticket_order
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Peer, ReceiverOptions, Reply, SenderOptions
 from slipstream.transport.memory import Hub
@@ -101,6 +102,92 @@ async def test_a_cancelled_roll_aborts_its_request(make_roller, make_engine, ord
     with pytest.raises(asyncio.CancelledError):
         await task
     assert engine.aborted == ["t4.1"]
+
+
+async def rest_of(roller, order) -> Unfinished:
+    with pytest.raises(Unfinished) as caught:
+        await roller.roll(order)
+    return caught.value
+
+
+def handed_on(config, prompt, rest: Unfinished):
+    return ticket_order(Ticket(4, 2, 3, 0.0, rest.partial), 2, prompt, config, "rollout-1", seconds=60.0)
+
+
+async def test_what_a_drain_cuts_off_goes_on_elsewhere_as_if_nothing_had_happened(
+    make_roller, make_engine, order, config, prompt, reward
+):
+    """The finished sample is kept; the other keeps its tokens, logprobs and versions, and gets the rest."""
+    first = make_engine([Chunk(0, (8, 2), (-0.1, -0.2), 3, "stop"), Chunk(1, (9,), (-0.3,), 3)])
+    first.drained = [Chunk(1, (7,), (-0.5,), 4, "abort")]
+    roller = make_roller(first)
+    rolling = asyncio.create_task(rest_of(roller, order))
+    await first.started.wait()
+    await roller.drain(0.0)
+    rest = await rolling
+    assert (rest.tokens, rest.to) == (4, "")
+    second = make_engine([Chunk(0, (6, 2), (-0.7, -0.9), 5, "stop")])
+    onward = handed_on(config, prompt, rest)
+    assert onward.rows == 1
+    assert (await make_roller(second).roll(onward)).status == OK
+    (request,) = second.requests
+    assert (request.prefixes, request.seeds) == (((9, 7),), order.seeds[1:])
+    group, arrays = decode_group(reward[1][0].frames)
+    assert [sample.versions for sample in group.samples] == [[(3, 2)], [(3, 1), (4, 1), (5, 2)]]
+    assert arrays.token_ids.tolist() == [8, 2, 9, 7, 6, 2]
+    assert arrays.logprobs.tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.5, -0.7, -0.9])
+    assert (group.attempt, group.owner) == (2, "rollout-1")
+
+
+async def test_a_whole_group_that_nobody_took_is_delivered_by_the_next(
+    make_roller, make_engine, order, config, prompt, reward
+):
+    reward[0].set_peers({})
+    engine = make_engine(CHUNKS)
+    roller = make_roller(engine)
+    rolling = asyncio.create_task(rest_of(roller, order))
+    while not roller._offers:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    roller.give_up()
+    rest = await rolling
+    assert rest.tokens == 3
+    onward = handed_on(config, prompt, rest)
+    assert onward.rows == 0
+    rolling = asyncio.create_task(
+        rest_of(roller, onward)
+    )  # without peers it offers in vain, and samples nothing
+    while not roller._offers:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    roller.give_up()
+    await rolling
+    assert len(engine.requests) == 1
+
+
+async def test_one_group_is_interrupted_for_another_replica(make_roller, make_engine, order):
+    engine = make_engine(CHUNKS[:1], hangs=True)
+    engine.drained = [Chunk(1, (), (), 3, "abort")]
+    roller = make_roller(engine)
+    rolling = asyncio.create_task(rest_of(roller, order))
+    await engine.started.wait()
+    await roller.interrupt(order, "rollout-1")
+    assert (await rolling).to == "rollout-1"
+    assert roller.free_slots == roller._config.rollout.engine.max_sequences
+
+
+async def test_what_comes_while_the_engine_drains_is_handed_over_untouched(make_roller, make_engine, order):
+    roller = make_roller(make_engine([SlipstreamError("draining, nothing new is taken")]))
+    await roller.drain(0.0)
+    assert (await rest_of(roller, order)).tokens == 0
+
+
+async def test_a_sample_that_failed_before_the_drain_stays_failed(make_roller, make_engine, order):
+    engine = make_engine([Chunk(0, (8,), (-0.1,), 3, "abort"), Chunk(1, (9,), (-0.3,), 3)])
+    engine.drained = [Chunk(1, (), (), 3, "abort")]
+    roller = make_roller(engine)
+    rolling = asyncio.create_task(rest_of(roller, order))
+    await engine.started.wait()
+    await roller.drain(0.0)
+    assert Episode(2, (await rolling).partial).unfinished == [1]
 
 
 async def test_what_the_engine_says_is_passed_on(make_roller, make_engine, order):

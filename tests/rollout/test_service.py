@@ -9,6 +9,7 @@ from slipstream.errors import FencedError, SlipstreamError, TransportTimeout
 from slipstream.ledger.records import EvalClaim, LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life
 from slipstream.rollout import service as service_module
+from slipstream.rollout.roller import Unfinished
 from slipstream.rollout.service import Rollout
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.transport.base import OK, REFUSED, Reply
@@ -23,10 +24,19 @@ class FakeLedger:
         self.grants: list = []
         self.claims: list[EvalClaim] = []
         self.failed: list[tuple] = []
+        self.handed: list[tuple] = []
+        self.lengths: list[tuple[int, int]] = []
         self.fenced = False
         self.asked: list[tuple[int, int]] = []
 
-    async def admit(self, owner, count, version):
+    async def hand_over(self, ticket, attempt, tokens, partial, limit, to):
+        self.handed.append((ticket, attempt, tokens, partial))
+        if self.fenced:
+            raise FencedError("taken over")
+        return len(partial) <= limit
+
+    async def admit(self, owner, count, version, lengths):
+        self.lengths += lengths
         self.asked.append((count, version))
         await asyncio.sleep(0)
         if not self.grants:
@@ -49,14 +59,25 @@ class FakeLedger:
 
 
 class FakeRoller:
-    """Ends every order as told; an order without an end hangs until it is cancelled."""
+    """Ends every order as told; one without an end hangs until it is interrupted, or cancelled if it is deaf."""
 
     def __init__(self) -> None:
         self.orders, self.cancelled = [], []
         self.ends: dict[int, Reply | Exception] = {}
+        self.deaf = False
+        self.lengths: list[int] = []
         self.begun = asyncio.Event()
         self.free_slots = 8
         self.engaged: set[str] = set()
+        self.interrupted = asyncio.Event()
+        self.left: list[str] = []
+
+    async def drain(self, seconds):
+        self.left.append("drain")
+        self.interrupted.set()
+
+    def give_up(self):
+        self.left.append("give up")
 
     def engage(self, order):
         self.engaged.add(order.id)
@@ -70,12 +91,14 @@ class FakeRoller:
         end = self.ends.get(order.header.ticket)
         if end is None:
             try:
-                await asyncio.Event().wait()
+                await (asyncio.Event() if self.deaf else self.interrupted).wait()
+                raise Unfinished(3, b"three tokens")
             except asyncio.CancelledError:
                 self.cancelled.append(order.header.ticket)
                 raise
         if isinstance(end, Exception):
             raise end
+        order.header.samples = [SimpleNamespace(tokens=tokens) for tokens in self.lengths]
         return end
 
 
@@ -97,7 +120,8 @@ class FakeFollower:
 
 @pytest.fixture
 async def bench(config, make_engine, prompt, monkeypatch):
-    monkeypatch.setattr(service_module, "_GOODBYE_SECONDS", 0.0)
+    for name in ("_GOODBYE_SECONDS", "_HAND_OVER_SECONDS"):
+        monkeypatch.setattr(service_module, name, 0.05)
     monkeypatch.setattr(service_module, "_IDLE_SECONDS", 0.0)
     monkeypatch.setattr(service_module, "_LONGEST_IDLE_SECONDS", 0.0)
     monkeypatch.setattr(service_module, "_RETRY_SECONDS", 0.0)
@@ -144,6 +168,17 @@ async def test_a_failed_group_goes_back_with_its_reason(bench, end, reason):
     assert ends(bench) == {reason: 1.0}  # labels are a few words, never a message
 
 
+async def test_the_length_of_a_prompt_is_told_with_the_next_admission(bench):
+    staleness = bench.parts.config.staleness.model_copy(update={"length_window": 4})
+    bench.parts.config = bench.parts.config.model_copy(update={"staleness": staleness})
+    rollout = Rollout(bench.parts, bench.life)
+    bench.parts.roller.ends[5] = Reply(OK)
+    bench.parts.roller.lengths = [3, 8]
+    bench.parts.ledger.grants = [[ticket(5)], []]
+    await bench.life.run(rollout.run())
+    assert bench.parts.ledger.lengths == [(6, 8)]  # the set has one prompt, so it comes again at once
+
+
 async def test_a_stored_group_is_counted(bench):
     bench.parts.roller.ends[5] = Reply(OK)
     bench.parts.ledger.grants = [[ticket(5)]]
@@ -162,6 +197,7 @@ async def test_a_group_that_another_attempt_took_over_is_let_go(bench):
 
 async def test_tickets_whose_lease_ran_out_are_aborted(bench):
     """They are being sampled by others, so going on with them is waste and would be refused."""
+    bench.parts.roller.deaf = True
     bench.parts.ledger.grants = [[ticket(5), ticket(6)]]
     running = asyncio.create_task(bench.life.run(bench.rollout.run()))
     await bench.parts.roller.begun.wait()
@@ -171,8 +207,43 @@ async def test_tickets_whose_lease_ran_out_are_aborted(bench):
     assert bench.parts.ledger.failed == []
 
 
-async def test_what_is_in_flight_at_the_end_is_given_back_without_blame(bench):
+async def test_what_is_in_flight_at_the_end_is_handed_over(bench):
+    bench.parts.ledger.grants = [[ticket(5), ticket(6, attempt=2)]]
+    await bench.life.run(bench.rollout.run())
+    assert bench.parts.roller.left == ["drain", "give up"]
+    assert bench.parts.ledger.handed == [(5, 0, 3, b"three tokens"), (6, 2, 3, b"three tokens")]
+    assert ends(bench) == {"handed_over": 2.0}
+    assert bench.parts.roller.cancelled == bench.parts.ledger.failed == []
+
+
+@pytest.mark.parametrize(("changes", "end"), [({"handover_mb": 0}, "lost"), ({}, "fenced")])
+async def test_a_hand_over_that_is_not_taken_is_counted(bench, changes, end):
+    rollout = bench.parts.config.rollout.model_copy(update=changes)
+    bench.parts.config = bench.parts.config.model_copy(update={"rollout": rollout})
+    bench.parts.ledger.fenced = end == "fenced"
     bench.parts.ledger.grants = [[ticket(5)]]
+    await bench.life.run(bench.rollout.run())
+    assert ends(bench) == {end: 1.0}
+
+
+async def test_evaluation_items_in_flight_at_the_end_go_back_as_they_are(bench):
+    bench.parts.ledger.claims = [EvalClaim("0:holdout", 0, [0])]
+    bench.parts.roller.deaf = True
+    await bench.life.run(bench.rollout.run())
+    assert bench.parts.roller.cancelled == [0]
+    assert bench.parts.ledger.handed == []
+
+
+async def test_a_partial_that_cannot_be_read_makes_the_group_begin_anew(bench):
+    bench.parts.ledger.grants = [[Ticket(5, 1, 0, 60.0, b"no partial")]]
+    await bench.life.run(bench.rollout.run())
+    assert [failure[:3] for failure in bench.parts.ledger.failed] == [(5, 1, "partial")]
+    assert bench.parts.roller.orders == []
+
+
+async def test_what_does_not_let_go_is_given_back_without_blame(bench):
+    bench.parts.ledger.grants = [[ticket(5)]]
+    bench.parts.roller.deaf = True
     await bench.life.run(bench.rollout.run())
     assert bench.parts.roller.cancelled == [5]
     assert bench.parts.roller.engaged == set()

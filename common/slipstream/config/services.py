@@ -14,6 +14,12 @@ class StalenessSection(Section):
     policy: Policy = setting("token", "what happens around the bound: pace, drop, wait or token")
     max_staleness: int = setting(4, "the bound (eta) on a token's age, in versions", ge=0)
     oversampling: float = setting(1.0, "factor on the groups admitted at once", ge=1.0)
+    length_window: int = setting(
+        0,
+        "among the next k prompts those first that ran longest in the epoch before; 0 keeps the order",
+        ge=0,
+        le=4096,
+    )
 
 
 class EngineSection(Section):
@@ -32,6 +38,9 @@ class RolloutSection(Section):
     engine: EngineSection = sub(EngineSection, "the engine of each replica")
     ticket_seconds: float = setting(600.0, "deadline of one group; after it the group is tried again", gt=0)
     attempts: int = setting(3, "tries per group before it is listed as failed", ge=1)
+    handover_mb: int = setting(
+        64, "unfinished groups of replicas that stop, kept in the ledger for others to go on with, MiB", ge=0
+    )
 
 
 class RewardFunction(Section):

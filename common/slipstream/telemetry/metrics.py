@@ -41,14 +41,18 @@ class RolloutMetrics(Metrics):
         self._made = time.monotonic()
         self._tokens = self._swap_seconds = self._groups = 0.0
 
-    def sampled(self, tokens: Sequence[int], seconds: float) -> None:
-        """A group has been sampled: tokens of each sample, and the time it took."""
-        self.tokens.inc(sum(tokens))
+    def sampled(self, tokens: Sequence[int], seconds: float, begun: int = 0) -> None:
+        """A group has been sampled: tokens of each sample, `begun` of them elsewhere, and the time it took."""
+        self.handed_over(max(0, sum(tokens) - begun))
         for count in tokens:
             self.sample_tokens.observe(count)
         self.group_seconds.observe(seconds)
-        self._tokens += sum(tokens)
         self._groups += 1
+
+    def handed_over(self, tokens: int) -> None:
+        """So many tokens were sampled here, of a group that is finished elsewhere."""
+        self.tokens.inc(tokens)
+        self._tokens += tokens
 
     def swapped(self, version: int, seconds: float) -> None:
         """Another version is being served."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from slipstream.messages import Finish, Group, GroupArrays, Sample
 from slipstream.rollout.engines.base import Chunk
+from slipstream.rollout.partial import SamplePart, decode_partial, encode_partial
 from slipstream.tokens import Tokenizer
 
 
@@ -22,13 +23,14 @@ class _Draft:
     finish: Finish | None = None
     refused: str = ""
 
-    def extend(self, chunk: Chunk) -> None:
+    def extend(self, chunk: Chunk, interrupted: bool) -> None:
         if len(chunk.token_ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
             self.refused = "engine_logprob"
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self._stamp(chunk.version, len(chunk.token_ids))
-        self.finish = chunk.finish or self.finish
+        if not (interrupted and chunk.finish == "abort"):
+            self.finish = chunk.finish or self.finish
 
     def _stamp(self, version: int, count: int) -> None:
         if not count:
@@ -44,19 +46,59 @@ class Episode:
 
     A sample that the engine could not finish, or whose logprobs are missing or not finite, is *unscored*: it
     travels without tokens and with its reason, and leaves the group's statistics. Nothing is padded.
+
+    Args:
+        size: Samples in the group.
+        partial: What another replica has sampled of it; `begun` tokens, in `seconds`.
+
+    Raises:
+        MessageError: The partial is none of such a group.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, partial: bytes = b"") -> None:
         self._drafts = [_Draft() for _ in range(size)]
+        self.seconds = self._resume(partial) if partial else 0.0
+        self.begun = self.tokens
 
     @property
     def tokens(self) -> int:
         """Tokens sampled so far."""
         return sum(len(draft.token_ids) for draft in self._drafts)
 
-    def add(self, chunk: Chunk) -> None:
-        """Take in new tokens of one sample."""
-        self._drafts[chunk.sample].extend(chunk)
+    @property
+    def unfinished(self) -> list[int]:
+        """Samples that can go on."""
+        return [index for index, draft in enumerate(self._drafts) if draft.finish is None and not draft.refused]
+
+    def prefix(self, sample: int) -> tuple[int, ...]:
+        """What a sample has."""
+        return tuple(self._drafts[sample].token_ids)
+
+    def add(self, chunk: Chunk, interrupted: bool = False) -> None:
+        """Take in new tokens of one sample. One aborted while `interrupted` can go on elsewhere."""
+        self._drafts[chunk.sample].extend(chunk, interrupted)
+
+    def partial(self, seconds: float) -> tuple[int, bytes]:
+        """(tokens, bytes) of what there is, for another replica to go on with."""
+        parts = [
+            SamplePart(tokens=0, versions=[], finish=draft.finish, refused=draft.refused)
+            if draft.refused
+            else SamplePart(tokens=len(draft.token_ids), versions=draft.versions, finish=draft.finish)
+            for draft in self._drafts
+        ]
+        kept = [draft for draft in self._drafts if not draft.refused]
+        ids = [token for draft in kept for token in draft.token_ids]
+        logprobs = [value for draft in kept for value in draft.logprobs]
+        return len(ids), encode_partial(parts, ids, logprobs, self.seconds + seconds)
+
+    def _resume(self, blob: bytes) -> float:
+        partial = decode_partial(blob, len(self._drafts))
+        ids, logprobs, start = partial.ids(), partial.values(), 0
+        for draft, part in zip(self._drafts, partial.samples, strict=True):
+            end = start + part.tokens
+            draft.token_ids, draft.logprobs, start = ids[start:end], logprobs[start:end], end
+            draft.versions, draft.finish, draft.refused = part.versions, part.finish, part.refused
+        return partial.seconds
 
     def finish(self, header: Group, prompt_ids: tuple[int, ...], tokenizer: Tokenizer) -> GroupArrays:
         """Fill the header's samples and return the group's arrays."""

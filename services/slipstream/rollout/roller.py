@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.config.schema import Config
-from slipstream.errors import TransportTimeout
+from slipstream.errors import SlipstreamError, TransportTimeout
 from slipstream.ledger.records import EvalClaim, Ticket
 from slipstream.messages import Frame, Group, encode_group
 from slipstream.prompts.sets import Prompt
@@ -28,7 +28,8 @@ _RETRY_SECONDS = 0.5
 class Order:
     """What to sample, and the header that the group will travel with.
 
-    `deadline_seconds` is the time to sample it, and again the time to have it stored.
+    `deadline_seconds` is the time to sample it, and again the time to have it stored. `partial` is what another
+    replica has sampled of it; `rows` of its samples are left to go on with.
     """
 
     id: str
@@ -37,6 +38,16 @@ class Order:
     seeds: tuple[int, ...]
     temperature: float
     deadline_seconds: float
+    rows: int
+    partial: bytes = b""
+
+
+class Unfinished(Exception):
+    """A group that is not finished here: `partial` holds its `tokens`, for another replica (`to`, if named)."""
+
+    def __init__(self, tokens: int, partial: bytes, to: str = "") -> None:
+        super().__init__(f"handed over with {tokens} tokens")
+        self.tokens, self.partial, self.to = tokens, partial, to
 
 
 class Roller:
@@ -51,7 +62,11 @@ class Roller:
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._engaged: dict[str, int] = {}
+        self._offers: dict[str, asyncio.Timeout] = {}
+        self._moving: dict[str, str] = {}
+        self._leaving = False
         self._show()
+
 
     @property
     def free_slots(self) -> int:
@@ -60,7 +75,7 @@ class Roller:
 
     def engage(self, order: Order) -> None:
         """Reserve the order's sequences until they are sampled, or `release` gives them back."""
-        self._engaged[order.id] = len(order.seeds)
+        self._engaged[order.id] = order.rows
         self._show()
 
     def release(self, order: Order) -> None:
@@ -80,31 +95,69 @@ class Roller:
             TimeoutError: The engine did not finish within the order's deadline; it was told to abort.
             TransportTimeout: Nobody stored the group within the deadline.
             MessageError: The engine gave something that is no valid group.
+            Unfinished: It was interrupted; another replica can go on with it.
         """
+        episode, started = Episode(len(order.seeds), order.partial), time.monotonic()
         try:
-            frames = await self._sample(order)
+            if episode.unfinished:
+                await self._sample(order, episode)
         finally:
             self.release(order)
-        with self._metrics.undelivered.track_inprogress():
-            return await self._deliver(order, frames)
+        seconds = time.monotonic() - started
+        if self._interrupted(order) and episode.unfinished:
+            self._metrics.handed_over(episode.tokens - episode.begun)
+            raise Unfinished(*episode.partial(seconds), to=self._moving.pop(order.id, ""))
+        self._moving.pop(order.id, None)
+        order.header.generate_seconds = episode.seconds + seconds
+        arrays = episode.finish(order.header, order.prompt.prompt_ids, self._tokenizer)
+        lengths = [sample.tokens for sample in order.header.samples]
+        self._metrics.sampled(lengths, order.header.generate_seconds, episode.begun)
+        frames = encode_group(order.header, arrays)
+        try:
+            async with asyncio.timeout(None) as offer:
+                self._offers[order.id] = offer
+                with self._metrics.undelivered.track_inprogress():
+                    return await self._deliver(order, frames)
+        except TimeoutError:
+            raise Unfinished(*episode.partial(seconds)) from None
+        finally:
+            self._offers.pop(order.id, None)
 
-    async def _sample(self, order: Order) -> list[Frame]:
-        started = time.monotonic()
-        episode = Episode(len(order.seeds))
+    async def drain(self, seconds: float) -> None:
+        """End what is being sampled: as a whole if it ends within `seconds`, else to be handed over."""
+        self._leaving = True
+        await self._engine.drain(seconds)
+
+    def give_up(self) -> None:
+        """Offer nothing any longer: what is not stored yet is to be handed over."""
+        for offer in self._offers.values():
+            offer.reschedule(asyncio.get_running_loop().time())
+
+    async def interrupt(self, order: Order, to: str) -> None:
+        """End one group that is being sampled, to be handed over to a named replica."""
+        self._moving[order.id] = to
+        await self._engine.abort(order.id)
+
+    def _interrupted(self, order: Order) -> bool:
+        return self._leaving or order.id in self._moving
+
+    async def _sample(self, order: Order, episode: Episode) -> None:
         sampling = Sampling(order.temperature, order.prompt.max_new_tokens, self._tokenizer.stop_ids)
-        request = GroupRequest(order.id, order.prompt.prompt_ids, order.seeds, sampling)
+        samples = episode.unfinished
+        seeds = tuple(order.seeds[sample] for sample in samples)
+        prefixes = tuple(episode.prefix(sample) for sample in samples) if episode.begun else ()
+        request = GroupRequest(order.id, order.prompt.prompt_ids, seeds, sampling, prefixes)
         try:
             async with asyncio.timeout(order.deadline_seconds):
                 async for chunk in self._engine.generate(request):
-                    episode.add(chunk)
+                    episode.add(replace(chunk, sample=samples[chunk.sample]), self._interrupted(order))
         except TimeoutError:
             raise TimeoutError(f"not sampled within {order.deadline_seconds:.0f} s") from None
+        except SlipstreamError:
+            if not self._leaving:  # else it has refused what came while it drains
+                raise
         finally:
             await self._engine.abort(order.id)  # harmless when it has ended
-        order.header.generate_seconds = time.monotonic() - started
-        arrays = episode.finish(order.header, order.prompt.prompt_ids, self._tokenizer)
-        self._metrics.sampled([sample.tokens for sample in order.header.samples], order.header.generate_seconds)
-        return encode_group(order.header, arrays)
 
     async def _deliver(self, order: Order, frames: list[Frame]) -> Reply:
         """Offer the group until it is stored or refused; after the deadline the ledger gives it to another."""
@@ -125,7 +178,14 @@ class Roller:
 def ticket_order(
     ticket: Ticket, epoch: int, prompt: Prompt, config: Config, owner: str, seconds: float
 ) -> Order:
-    """The order of a training ticket, with the seconds that the ledger leaves it."""
+    """The order of a training ticket, with the seconds that the ledger leaves it.
+
+    A sample's seed depends on (run, ticket, sample) alone, and engines draw by the token's place, so a sample that
+    goes on elsewhere draws what it would have drawn.
+
+    Raises:
+        MessageError: What was handed over cannot be read.
+    """
     header = Group(
         run=config.run.name or "",
         ticket=ticket.number,
@@ -138,13 +198,16 @@ def ticket_order(
         prompt=prompt.text,
         columns=prompt.columns,
     )
+    size = config.batch.group_size
     return Order(
         id=f"t{ticket.number}.{ticket.attempt}",
         header=header,
         prompt=prompt,
-        seeds=seeds_of(config.run.seed, ticket.number, config.batch.group_size),
+        seeds=seeds_of(config.run.seed, ticket.number, size),
         temperature=config.sampling.temperature,
         deadline_seconds=seconds,
+        rows=len(Episode(size, ticket.partial).unfinished),
+        partial=ticket.partial,
     )
 
 
@@ -171,4 +234,5 @@ def evaluation_order(claim: EvalClaim, item: int, prompt: Prompt, config: Config
         seeds=seeds_of(config.run.seed, item, 1),
         temperature=config.evaluation.temperature,
         deadline_seconds=config.rollout.ticket_seconds,
+        rows=1,
     )

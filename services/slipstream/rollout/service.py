@@ -9,11 +9,19 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from slipstream.config.schema import Config
-from slipstream.errors import FencedError, SlipstreamError, TransportTimeout, UserError
+from slipstream.errors import (
+    FencedError,
+    LedgerError,
+    MessageError,
+    SlipstreamError,
+    TransportTimeout,
+    UserError,
+)
 from slipstream.ledger.records import LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life, Service
 from slipstream.prompts.order import EpochOrder
-from slipstream.rollout.roller import Order, evaluation_order, ticket_order
+from slipstream.rollout.lengths import Lengths
+from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticket_order
 from slipstream.rollout.setup import Parts, open_parts
 from slipstream.run_folder import RunFolder
 from slipstream.transport.base import OK
@@ -21,7 +29,9 @@ from slipstream.transport.base import OK
 log = logging.getLogger("slipstream.rollout")
 _IDLE_SECONDS = 0.02
 _LONGEST_IDLE_SECONDS = 0.05
+_DRAIN_SECONDS = 0.5
 _GOODBYE_SECONDS = 1.5
+_HAND_OVER_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
 
 
@@ -43,11 +53,12 @@ class Rollout:
         self._parts = parts
         self._life = life
         self._prompt_order = EpochOrder(len(parts.prompts), parts.config.run.seed)
+        self._lengths = Lengths(self._prompt_order, on=parts.config.staleness.length_window > 1)
         self._groups: set[asyncio.Task[None]] = set()
         self._evaluating: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until asked to stop; then give what is sampled a moment to be stored, and the rest back."""
+        """Serve until asked to stop; then give what is sampled a moment to be stored, and hand the rest over."""
         await self._parts.site.join(served=lambda: self._parts.engine.version, lost=self._lose_all)
         self._life.drains()
         idle = _IDLE_SECONDS
@@ -57,9 +68,7 @@ class Rollout:
             idle = _IDLE_SECONDS if started else min(1.2 * idle, _LONGEST_IDLE_SECONDS)
             if not started:
                 await self._life.pause(idle)
-        if self._groups:
-            await asyncio.wait(self._groups, timeout=_GOODBYE_SECONDS)
-        self._lose_all()
+        await self._hand_over_all()
 
     async def _turn_if_allowed(self) -> int:
         try:
@@ -70,6 +79,23 @@ class Rollout:
             log.warning("nothing new is started: %s", error)
             await self._life.pause(_RETRY_SECONDS)
             return 0
+
+    async def _hand_over_all(self) -> None:
+        """Within the time that a stop leaves: what ends soon ends here, and all else goes to other replicas.
+
+        Evaluation items go back as they are: they are single samples, and pinned to a version.
+        """
+        for task in self._evaluating:
+            task.cancel()
+        self._life.watch("drain", self._parts.roller.drain(_DRAIN_SECONDS), endless=False)
+        await self._settle(_GOODBYE_SECONDS)
+        self._parts.roller.give_up()
+        await self._settle(_HAND_OVER_SECONDS)
+        self._lose_all()
+
+    async def _settle(self, seconds: float) -> None:
+        if self._groups:
+            await asyncio.wait(self._groups, timeout=seconds)
 
     def _lose_all(self) -> None:
         """Abort everything in flight: it is not ours any more, or will not be in a moment."""
@@ -106,12 +132,18 @@ class Rollout:
         count = self._parts.roller.free_slots // self._parts.config.batch.group_size
         if not count:
             return 0
-        tickets = await self._parts.ledger.admit(self._parts.name, count, self._version())
+        lengths = self._lengths.waiting
+        tickets = await self._parts.ledger.admit(self._parts.name, count, self._version(), lengths=lengths)
+        self._lengths.told(lengths)
         newest = max((ticket.deadline for ticket in tickets), default=0.0)
         for ticket in tickets:
             # one that is granted again, since its first grant got lost, has less time than a new one
             seconds = self._parts.config.rollout.ticket_seconds - (newest - ticket.deadline)
-            order = self._order(ticket, seconds)
+            try:
+                order = self._order(ticket, seconds)
+            except MessageError as error:
+                await self._fail(ticket, "partial", str(error))
+                continue
             self._start(self._groups, order, self._roll_ticket(ticket, order))
         return len(tickets)
 
@@ -124,6 +156,9 @@ class Rollout:
         try:
             reply = await self._parts.roller.roll(order)
             end = "stored" if reply.status == OK else await self._fail(ticket, "refused", reply.reason)
+            self._lengths.note(ticket.number, order.header)
+        except Unfinished as rest:
+            end = await self._hand_over(ticket, rest)
         except TransportTimeout as error:
             end = await self._fail(ticket, "undelivered", str(error))
         except TimeoutError as error:
@@ -145,6 +180,21 @@ class Rollout:
             if reply.status != OK:
                 log.warning("evaluation item %s is not wanted: %s", order.id, reply.reason)
             return
+
+    async def _hand_over(self, ticket: Ticket, rest: Unfinished) -> str:
+        """Give a ticket back with what was sampled of it."""
+        limit = self._parts.config.rollout.handover_mb << 20
+        try:
+            kept = await self._parts.ledger.hand_over(
+                ticket.number, ticket.attempt, rest.tokens, rest.partial, limit, rest.to
+            )
+        except FencedError:
+            return "fenced"
+        except LedgerError as error:
+            log.warning("ticket %d is not handed over and begins anew: %s", ticket.number, error)
+            return "lost"
+        log.info("ticket %d: handed over %d tokens%s", ticket.number, rest.tokens, "" if kept else ", not kept")
+        return "handed_over" if kept or not rest.tokens else "lost"
 
     async def _fail(self, ticket: Ticket, reason: str, detail: str) -> str:
         """Give a ticket back with the reason; it is tried again unless it was given to another meanwhile."""

@@ -34,6 +34,8 @@ class GroupRequest:
 
     `prefixes` are tokens that samples have already, one tuple a sample (empty: it begins), or none at all. They
     were sampled elsewhere: they are computed like the prompt, count towards `max_new_tokens` and are not streamed.
+    Such a sample has the seed that it had; an engine whose random numbers begin with the request, instead of going
+    by a token's place, must mix the prefix's length into it, or the sample draws its first numbers again.
     """
 
     request_id: str
