@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.messages import Group, decode_header
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 LONG = [
     "rollout.replicas=2",
@@ -31,9 +31,11 @@ def stored(run) -> list[Group]:
 def test_a_group_in_the_middle_is_finished_by_another_replica(stack, simulated):
     """Case 104: versions are kept, and no token is sampled twice."""
     run = stack().up(*simulated, *LONG, "run.steps=14")
-    run.until_step(2, 120)
+    run.until_step(2, 240)
     run.until(lambda: run.role("rollout-0"), 30).send_signal(signal.SIGTERM)
-    handed = run.until(lambda: re.findall(r"ticket (\d+): handed over (\d+) tokens\n", run.text), 30, "hand-over")
+    handed = run.until(
+        lambda: re.findall(r"ticket (\d+): handed over (\d+) tokens\n", run.text), 30, "hand-over"
+    )
     run.until(lambda: "rollout-0 ended (exit code 0)" in run.text, 30, "end in order")
     assert "not ended after" not in run.text
     begun = {int(ticket): int(tokens) for ticket, tokens in handed if int(tokens)}

@@ -67,7 +67,6 @@ class Roller:
         self._leaving = False
         self._show()
 
-
     @property
     def free_slots(self) -> int:
         """Sequences that may still be ordered; what is ordered counts at once, not when the engine sees it."""
