@@ -25,6 +25,8 @@ class FakeLedger:
         self.claims: list[EvalClaim] = []
         self.failed: list[tuple] = []
         self.handed: list[tuple] = []
+        self.replicas: list = []
+        self.named: list[bool] = []
         self.lengths: list[tuple[int, int]] = []
         self.fenced = False
         self.asked: list[tuple[int, int]] = []
@@ -35,7 +37,11 @@ class FakeLedger:
             raise FencedError("taken over")
         return len(partial) <= limit
 
-    async def admit(self, owner, count, version, lengths):
+    async def members(self, role):
+        return self.replicas
+
+    async def admit(self, owner, count, version, named, lengths):
+        self.named.append(named)
         self.lengths += lengths
         self.asked.append((count, version))
         await asyncio.sleep(0)
@@ -68,6 +74,9 @@ class FakeRoller:
         self.lengths: list[int] = []
         self.begun = asyncio.Event()
         self.free_slots = 8
+        self.rows = 0
+        self.sampling: list = []
+        self.moved: list[tuple] = []
         self.engaged: set[str] = set()
         self.interrupted = asyncio.Event()
         self.left: list[str] = []
@@ -75,6 +84,9 @@ class FakeRoller:
     async def drain(self, seconds):
         self.left.append("drain")
         self.interrupted.set()
+
+    async def interrupt(self, order, to):
+        self.moved.append((order, to))
 
     def give_up(self):
         self.left.append("give up")
@@ -267,7 +279,7 @@ async def test_admission_goes_on_after_a_pause_of_the_ledger(bench, error):
 
 
 async def test_only_whole_groups_are_admitted(bench):
-    bench.parts.roller.free_slots = 5
+    bench.parts.roller.rows = bench.parts.config.rollout.engine.max_sequences - 5
     await bench.life.run(bench.rollout.run())
     assert set(bench.parts.ledger.asked) == {(2, 0)}
 
@@ -296,3 +308,30 @@ async def test_an_evaluation_item_that_fails_is_tried_a_bounded_number_of_times(
     await bench.life.run(bench.rollout.run())
     assert len(bench.parts.roller.orders) == bench.parts.config.rollout.attempts
     assert bench.parts.follower.swaps > 0  # and the replica goes on
+
+
+def with_lane(bench, *names):
+    rollout = bench.parts.config.rollout.model_copy(update={"express": 1, "express_sequences": 3})
+    bench.parts.config = bench.parts.config.model_copy(update={"rollout": rollout})
+    fields = {"detail": {"load": 0}, "version": 0}
+    bench.parts.ledger.replicas = [SimpleNamespace(id=name, **fields) for name in names]
+    bench.parts.ledger.idle_turns = 50
+    return Rollout(bench.parts, bench.life)
+
+
+async def test_an_express_replica_takes_only_what_is_handed_to_it(bench):
+    await bench.life.run(with_lane(bench, "a", "rollout-0").run())
+    assert bench.parts.ledger.named[-1] is True
+    assert bench.parts.ledger.asked[-1] == (3, 0)
+
+
+async def test_stragglers_are_handed_to_the_express_replica(bench):
+    def straggler(admitted):
+        return SimpleNamespace(rows=2, header=SimpleNamespace(admitted_version=admitted))
+
+    bench.parts.engine.version = 4
+    orders = [straggler(4), straggler(2), straggler(3)]
+    bench.parts.roller.sampling = list(orders)
+    await bench.life.run(with_lane(bench, "rollout-0", "x").run())
+    assert bench.parts.roller.moved == [(orders[1], "x")]
+    assert bench.parts.ledger.named[-1] is False

@@ -36,6 +36,10 @@ class RolloutSection(Section):
 
     replicas: int = setting(1, "rollout processes that `up` starts", ge=1)
     engine: EngineSection = sub(EngineSection, "the engine of each replica")
+    express: int = setting(
+        0, "replicas that only go on with what takes longest in the others, which they do faster; 0: none", ge=0
+    )
+    express_sequences: int = setting(8, "sequences decoded at once in such a replica", ge=1)
     ticket_seconds: float = setting(600.0, "deadline of one group; after it the group is tried again", gt=0)
     attempts: int = setting(3, "tries per group before it is listed as failed", ge=1)
     handover_mb: int = setting(

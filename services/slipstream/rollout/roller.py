@@ -64,13 +64,24 @@ class Roller:
         self._engaged: dict[str, int] = {}
         self._offers: dict[str, asyncio.Timeout] = {}
         self._moving: dict[str, str] = {}
+        self._sampling: dict[str, Order] = {}
         self._leaving = False
         self._show()
 
     @property
     def free_slots(self) -> int:
         """Sequences that may still be ordered; what is ordered counts at once, not when the engine sees it."""
-        return self._config.rollout.engine.max_sequences - sum(self._engaged.values())
+        return self._config.rollout.engine.max_sequences - self.rows
+
+    @property
+    def rows(self) -> int:
+        """Sequences that are ordered."""
+        return sum(self._engaged.values())
+
+    @property
+    def sampling(self) -> list[Order]:
+        """Orders of training groups that the engine works on."""
+        return list(self._sampling.values())
 
     def engage(self, order: Order) -> None:
         """Reserve the order's sequences until they are sampled, or `release` gives them back."""
@@ -85,7 +96,7 @@ class Roller:
     def _show(self) -> None:
         """A replica can use whole groups' worth of its slots; what is left over is no idleness."""
         most, group = self._config.rollout.engine.max_sequences, self._config.batch.group_size
-        self._metrics.engaged(sum(self._engaged.values()), max(group, most - most % group))
+        self._metrics.engaged(self.rows, max(group, most - most % group))
 
     async def roll(self, order: Order) -> Reply:
         """Sample and deliver a group; returns the answer: stored, or refused with the reason.
@@ -146,6 +157,8 @@ class Roller:
         seeds = tuple(order.seeds[sample] for sample in samples)
         prefixes = tuple(episode.prefix(sample) for sample in samples) if episode.begun else ()
         request = GroupRequest(order.id, order.prompt.prompt_ids, seeds, sampling, prefixes)
+        if order.header.kind == "train":
+            self._sampling[order.id] = order
         try:
             async with asyncio.timeout(order.deadline_seconds):
                 async for chunk in self._engine.generate(request):
@@ -156,6 +169,7 @@ class Roller:
             if not self._leaving:  # else it has refused what came while it drains
                 raise
         finally:
+            self._sampling.pop(order.id, None)
             await self._engine.abort(order.id)  # harmless when it has ended
 
     async def _deliver(self, order: Order, frames: list[Frame]) -> Reply:

@@ -20,6 +20,7 @@ from slipstream.errors import (
 from slipstream.ledger.records import LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life, Service
 from slipstream.prompts.order import EpochOrder
+from slipstream.rollout.express import Express
 from slipstream.rollout.lengths import Lengths
 from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticket_order
 from slipstream.rollout.setup import Parts, open_parts
@@ -33,6 +34,7 @@ _DRAIN_SECONDS = 0.5
 _GOODBYE_SECONDS = 1.5
 _HAND_OVER_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
+_LOOK_SECONDS = 1.0
 
 
 def serve(config: Config, folder: RunFolder, name: str) -> Service:
@@ -53,6 +55,7 @@ class Rollout:
         self._parts = parts
         self._life = life
         self._prompt_order = EpochOrder(len(parts.prompts), parts.config.run.seed)
+        self._express = Express(parts.name, parts.config.rollout)
         self._lengths = Lengths(self._prompt_order, on=parts.config.staleness.length_window > 1)
         self._groups: set[asyncio.Task[None]] = set()
         self._evaluating: set[asyncio.Task[None]] = set()
@@ -61,6 +64,8 @@ class Rollout:
         """Serve until asked to stop; then give what is sampled a moment to be stored, and hand the rest over."""
         await self._parts.site.join(served=lambda: self._parts.engine.version, lost=self._lose_all)
         self._life.drains()
+        if self._express.used:
+            self._life.watch("express", self._follow_express())
         idle = _IDLE_SECONDS
         while not self._life.stopping:
             started = await self._turn_if_allowed()
@@ -79,6 +84,18 @@ class Rollout:
             log.warning("nothing new is started: %s", error)
             await self._life.pause(_RETRY_SECONDS)
             return 0
+
+    async def _follow_express(self) -> None:
+        """Keep up with who is express, and hand stragglers over to them."""
+        while not self._life.stopping:
+            self._express.look(await self._parts.ledger.members("rollout"))
+            waiting, version = self._parts.roller.sampling, self._parts.engine.version or 0
+            while (order := self._express.straggler(waiting, version)) and (
+                target := self._express.target(order.rows)
+            ):
+                waiting.remove(order)
+                await self._parts.roller.interrupt(order, target)
+            await self._life.pause(_LOOK_SECONDS)
 
     async def _hand_over_all(self) -> None:
         """Within the time that a stop leaves: what ends soon ends here, and all else goes to other replicas.
@@ -129,11 +146,15 @@ class Rollout:
 
     async def _admit(self) -> int:
         """Start as many tickets as whole groups fit into the engine."""
-        count = self._parts.roller.free_slots // self._parts.config.batch.group_size
+        parts, here = self._parts, self._express.here
+        free = self._express.limit(parts.config.rollout.engine.max_sequences) - parts.roller.rows
+        count = max(0, free) // (
+            1 if here else parts.config.batch.group_size
+        )  # what is handed over may be one row
         if not count:
             return 0
         lengths = self._lengths.waiting
-        tickets = await self._parts.ledger.admit(self._parts.name, count, self._version(), lengths=lengths)
+        tickets = await parts.ledger.admit(parts.name, count, self._version(), named=here, lengths=lengths)
         self._lengths.told(lengths)
         newest = max((ticket.deadline for ticket in tickets), default=0.0)
         for ticket in tickets:
