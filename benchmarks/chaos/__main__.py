@@ -93,7 +93,7 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     policies = [options.policy] if options.policy else list(POLICIES)
     each = (30 if options.quick else options.faults) // len(policies)
-    prompts = options.prompts or round(5 * each * options.gap)
+    prompts = options.prompts or round(3.5 * each * (options.gap + 1.5))
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         root = options.root or Path(place)
         root.mkdir(parents=True, exist_ok=True)

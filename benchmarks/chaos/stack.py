@@ -25,7 +25,7 @@ def parity(prompts, completions, **columns):
 """
 EPOCHS = 2
 _LOOK_SECONDS = 0.1
-_SLOW = 0.05
+_SLOW = 0.1  # at most six groups are open (eta 2, two a step), so at most about four steps a second
 _PORT = re.compile(r"(.*:)(\d+)")
 
 

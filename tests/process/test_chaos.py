@@ -10,17 +10,17 @@ from benchmarks.chaos.__main__ import POLICIES, Trial, run
 from benchmarks.chaos.schedule import MENU, make_schedule
 
 SEED = "SLIPSTREAM_CHAOS_SEED"
-FAULTS = 34  # each fault of each process once
+FAULTS = 36  # each fault of each process, and two more
 
 
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_whatever_is_killed_stopped_or_cut_off_each_prompt_is_trained_exactly_once(tmp_path):
     """Promises 1, 2, 3 and 8; cases 84, 91, 101 and 103. SLIPSTREAM_CHAOS_SEED=N tries another schedule."""
-    seed = int(os.environ.get(SEED, "7"))
+    seed = int(os.environ.get(SEED, "18"))
     print(f"{SEED}={seed}")
     policy = POLICIES[seed % len(POLICIES)]
-    trial = Trial(seed, FAULTS, policy, prompts=180, gap=0.5, longest=1.5)
+    trial = Trial(seed, FAULTS, policy, prompts=240, gap=0.5, longest=1.5)
     result = run(trial, tmp_path, f"chaos-{os.getpid()}")
     assert result["problems"] == []
     assert result["faults"] == FAULTS
@@ -33,5 +33,7 @@ def test_the_same_seed_gives_the_same_schedule():
 
 
 def test_a_schedule_has_every_fault_of_every_process():
-    pairs = {(fault.role, fault.kind) for fault in make_schedule(3, FAULTS, 1.0)}
+    schedule = make_schedule(18, FAULTS, 1.0)
+    assert sum(fault.kind == "kill" for fault in schedule) >= 10  # case 84
+    pairs = {(fault.role, fault.kind) for fault in schedule}
     assert pairs == {(role, kind) for role, kinds in MENU.items() for kind in kinds}
