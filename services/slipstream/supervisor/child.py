@@ -35,12 +35,14 @@ def to_stderr(chunk: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run. A slipstream role ties itself to its parent; other programs are tied before exec."""
+    """What to run. A slipstream role ties itself to its parent; other programs are tied before exec. `keep` are
+    descriptors that the process inherits."""
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     foreign: bool = False
+    keep: Sequence[int] = ()
 
 
 class Child:
@@ -134,6 +136,7 @@ def _open(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
         env={**_inherited(), **spec.env, "SLIPSTREAM_PARENT": str(os.getpid())},
         start_new_session=True,
+        pass_fds=spec.keep,
         preexec_fn=_tie_to_parent if spec.foreign and sys.platform.startswith("linux") else None,
     )
 

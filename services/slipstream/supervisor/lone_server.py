@@ -9,6 +9,7 @@ from slipstream.errors import UserError
 from slipstream.ledger.server import embedded_server
 from slipstream.run_folder import RunFolder
 from slipstream.supervisor.child import Child, ProcessSpec
+from slipstream.supervisor.data_lock import data_lock
 from slipstream.supervisor.embedded import EmbeddedSocket
 
 
@@ -27,13 +28,14 @@ async def lone_server(folder: RunFolder) -> AsyncIterator[str]:
             f"run {folder.name} has no ledger in {folder.redis}", "it never got as far as starting one"
         )
     with folder.held():
-        socket = EmbeddedSocket()
-        server = embedded_server(folder.redis, socket=socket.path)
-        spec = ProcessSpec("valkey", server.command, foreign=True)
-        child = await Child.start(spec, folder.logs / "valkey.log", echo=None)
-        try:
-            await socket.ready()
-            yield socket.url
-        finally:
-            await child.stop(4.0)
-            socket.remove()
+        async with data_lock(folder.redis) as lock:
+            socket = EmbeddedSocket()
+            server = embedded_server(folder.redis, socket=socket.path)
+            spec = ProcessSpec("valkey", server.command, foreign=True, keep=(lock,))
+            child = await Child.start(spec, folder.logs / "valkey.log", echo=None)
+            try:
+                await socket.ready()
+                yield socket.url
+            finally:
+                await child.stop(4.0)
+                socket.remove()

@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from slipstream.config.schema import Config
@@ -18,6 +19,7 @@ from slipstream.ledger.server import embedded_server
 from slipstream.lifecycle.life import Life
 from slipstream.run_folder import RunFolder
 from slipstream.supervisor.child import Child, Echo, ProcessSpec, to_stderr
+from slipstream.supervisor.data_lock import data_lock
 from slipstream.supervisor.embedded import EmbeddedSocket
 from slipstream.supervisor.plan import fetch_spec, role_specs
 from slipstream.supervisor.restarts import RestartBudget
@@ -45,6 +47,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._watchers: list[asyncio.Task[None]] = []
+        self._held = AsyncExitStack()
 
     async def run(self, life: Life) -> int:
         """Start, watch and end the stack.
@@ -68,6 +71,7 @@ class Supervisor:
             return await self._watch_until_over(life)
         finally:
             await self._stop_all()
+            await self._held.aclose()
             if socket is not None:
                 socket.remove()
             segments.sweep(segments.SHM)
@@ -119,7 +123,8 @@ class Supervisor:
 
     async def _start_valkey(self, socket: EmbeddedSocket) -> None:
         server = embedded_server(self._folder.redis, socket=socket.path)
-        await self._start(ProcessSpec("valkey", server.command, foreign=True), echo=None)
+        lock = await self._held.enter_async_context(data_lock(self._folder.redis))
+        await self._start(ProcessSpec("valkey", server.command, foreign=True, keep=(lock,)), echo=None)
         await socket.ready()
         self._folder.announce(socket.url)
         self._url = socket.url
