@@ -85,6 +85,9 @@ class Prompts:
     def __len__(self) -> int:
         return 100
 
+    def state_before(self, index: int) -> None:
+        return None
+
 
 async def train(parts, line: Line) -> Line:
     """Two groups, admitted, stored, taken and committed."""

@@ -32,7 +32,7 @@ if "learner" in sys.argv and os.environ.get("NAN_GRADIENT"):
     def accumulate(self, prepared, batches, report):
         tally = original(self, prepared, batches, report)
         if self.optimizer.updates >= 2:
-            self.policy.parameters()[0].grad.view(-1)[0] = float("nan")
+            next(iter(self.policy.parameters().values())).grad.view(-1)[0] = float("nan")
         return tally
     Trainer._accumulate = accumulate
 """

@@ -1,104 +1,137 @@
-"""Streams of prompts that resume exactly."""
+"""Prompts that are drawn from a stream: by their place, in order, again, and from a checkpoint's state."""
 
-from itertools import islice
+from __future__ import annotations
+
+import json
 
 import pytest
 
-from slipstream.errors import UserError
+from slipstream.config.load import build
+from slipstream.errors import ConfigError, UserError
+from slipstream.prompts import stream
 from slipstream.prompts.load import load_prompts
 from slipstream.prompts.spec import DataSpec, LengthBudget
-from slipstream.prompts.stream import StreamedPrompts, stream_prompts
+from slipstream.prompts.stream import StreamedPrompts
 
 BUDGET = LengthBudget(context=64, max_new_tokens=8)
-HUGE = DataSpec(kind="arithmetic", options={"terms": 4, "digits": 6}, limit=10**9, template="plain")
 
 
 @pytest.fixture
-def fifty(tokenizer):
-    return load_prompts(DataSpec(kind="sort_digits", limit=50, template="plain"), tokenizer, BUDGET)[0]
+def rows(tmp_path):
+    """A file of 300 rows, every seventh too long; blank lines in between."""
+    path = tmp_path / "rows.jsonl"
+    lines = [{"prompt": "x" * 200 if n % 7 == 3 else f"add {n}", "answer": n} for n in range(300)]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    return path
 
 
-def indices(loader, count):
-    return [prompt.index for prompt in islice(loader, count)]
+@pytest.fixture(params=["jsonl", "huggingface"])
+def kind(request):
+    if request.param == "huggingface":
+        pytest.importorskip("datasets")
+    return request.param
 
 
-def test_stream_goes_over_epochs_without_repeats(fifty):
-    """Case 83."""
-    drawn = indices(stream_prompts(fifty, seed=5), 120)
-    assert set(drawn[:50]) == set(drawn[50:100]) == set(range(50))
-    assert drawn[:50] != drawn[50:100]
-    assert len(set(drawn[100:])) == 20
-    assert indices(stream_prompts(fifty, seed=5), 120) == drawn
-    assert indices(stream_prompts(fifty, shuffle=False), 52) == [*range(50), 0, 1]
+@pytest.fixture
+def opened(rows, tokenizer, monkeypatch):
+    """A stream over the file, with little room for what was drawn."""
+    monkeypatch.setattr(stream, "KEPT", 20)
+    monkeypatch.setattr(stream, "_MARK_EVERY", 16)
+
+    def open_stream(kind: str = "jsonl", limit: int = 250, budget: LengthBudget = BUDGET, **more):
+        spec = DataSpec(kind=kind, path=str(rows), template="plain", limit=limit, stream=True, **more)
+        prompts, _ = load_prompts(spec, tokenizer, budget)
+        assert isinstance(prompts, StreamedPrompts)
+        return prompts
+
+    return open_stream
 
 
-@pytest.mark.parametrize("stop", [0, 1, 49, 50, 73])
-def test_stream_resumes_at_exactly_the_next_prompt(fifty, stop):
-    whole = indices(stream_prompts(fifty, seed=1), 120)
-    loader = stream_prompts(fifty, seed=1)
-    assert indices(iter(loader), stop) == whole[:stop]
-    state = loader.state_dict()
-    resumed = stream_prompts(fifty, seed=1)
-    resumed.load_state_dict(state)
-    assert indices(resumed, 120 - stop) == whole[stop:]
+def answers(prompts, places):
+    return [prompts[place].columns["answer"] for place in places]
 
 
-def test_huge_source_is_streamed_without_being_read(tokenizer):
-    loader = stream_prompts(StreamedPrompts(HUGE, tokenizer, BUDGET))
-    iterator = iter(loader)
-    drawn = list(islice(iterator, 20))
-    assert len({prompt.text for prompt in drawn}) == 20
-    assert max(prompt.index for prompt in drawn) > 10**8
-    assert drawn[0].prompt_ids == tuple(tokenizer.encode([drawn[0].text])[0])
-    resumed = stream_prompts(StreamedPrompts(HUGE, tokenizer, BUDGET))
-    resumed.load_state_dict(loader.state_dict())
-    assert list(islice(resumed, 5)) == list(islice(iterator, 5))
+USABLE = [n for n in range(300) if n % 7 != 3]
 
 
-def test_stream_skips_questions_of_evaluation_sets(tokenizer):
-    spec = DataSpec(kind="arithmetic", template="plain")
-    _, evals = load_prompts(spec, tokenizer, BUDGET, evals={"e": DataSpec(kind="arithmetic", limit=60, seed=4)})
-    loader = stream_prompts(StreamedPrompts(spec, tokenizer, BUDGET, evals["e"].keys))
-    drawn = {prompt.text for prompt in islice(loader, 140)}
-    assert len(drawn) == 140
-    asked = {prompt.text.split("\n")[1].removesuffix("<|im_end|>") for prompt in evals["e"]}
-    assert drawn.isdisjoint(asked)
+def test_a_prompt_is_the_usable_row_at_its_place_whatever_was_asked_before(opened, kind):
+    prompts = opened(kind)
+    assert len(prompts) == 250
+    asked = [0, 1, 5, 3, 249, 240, 17, 200, 199, 0]
+    assert answers(prompts, asked) == [USABLE[place] for place in asked]
+    assert [prompts[place].index for place in asked] == asked
+    assert prompts.report.refused_ids
+    with pytest.raises(IndexError):
+        prompts[250]
 
 
-def test_stream_refuses_the_state_of_other_prompts(fifty, tokenizer):
-    """Case 85."""
-    loader = stream_prompts(fifty)
-    indices(iter(loader), 40)
-    other, _ = load_prompts(DataSpec(kind="sort_digits", limit=30, template="plain"), tokenizer, BUDGET)
-    resumed = stream_prompts(other)
-    resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(UserError, match="not those of the checkpoint"):
-        next(iter(resumed))
+def test_little_is_kept_and_little_is_read_again(opened):
+    prompts = opened()
+    answers(prompts, range(250))
+    assert len(prompts._kept) == 20
+    read = prompts.report.rows
+    assert answers(prompts, [235, 100]) == [USABLE[235], USABLE[100]]
+    assert prompts.report.rows - read < 40  # from the nearest mark, not from the start
 
 
-def test_stream_of_nothing_but_refused_prompts_ends_with_the_cause(tokenizer):
+def test_a_checkpoint_s_state_is_where_another_process_takes_up(opened, kind, monkeypatch):
+    """Cases 84 and 85: the state saves time and changes no prompt; that of other prompts is left alone."""
+    state = json.loads(json.dumps(opened(kind).state_before(200)))
+    resumed = opened(kind)
+    resumed.load_state(state)
+    assert answers(resumed, [200, 201, 249]) == [USABLE[place] for place in (200, 201, 249)]
+    assert resumed.report.rows < 70
+    assert answers(resumed, [3]) == [USABLE[3]]  # before the state, as for a ticket that was issued again
+    other = opened(kind, user_turn="{prompt}!")
+    other.load_state(state)
+    assert answers(other, [200]) == [USABLE[200]]
+    assert other.report.rows > 200
+    assert other.fingerprint != resumed.fingerprint == opened(kind).fingerprint
+
+
+def test_a_set_that_was_read_through_has_nothing_to_keep(rows, tokenizer):
+    prompts, _ = load_prompts(DataSpec(kind="jsonl", path=str(rows), template="plain"), tokenizer, BUDGET)
+    assert prompts.state_before(7) is None
+    assert prompts.shuffled
+
+
+def test_questions_of_evaluation_sets_are_passed_over(rows, tokenizer, tmp_path):
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"prompt": "add 1", "answer": 1}))
+    spec = DataSpec(kind="jsonl", path=str(rows), template="plain", limit=9, stream=True)
+    evals = {"e": DataSpec(kind="jsonl", path=str(tmp_path / "eval.jsonl"), template="plain")}
+    prompts, sets = load_prompts(spec, tokenizer, BUDGET, evals)
+    assert answers(prompts, range(4)) == [0, 2, 4, 5]
+    assert len(sets["e"]) == 1
+
+
+def test_a_stream_that_ends_too_early_says_how_long_it_is(opened):
+    prompts = opened(limit=1000)
+    with pytest.raises(UserError, match=f"ended after {len(USABLE)} prompts.*set data.limit={len(USABLE)}"):
+        prompts[999]
+
+
+def test_a_broken_row_is_named_by_its_line(opened, rows):
+    rows.write_text('{"prompt": "a"}\n{"prompt": \n')
+    with pytest.raises(UserError, match=r"rows\.jsonl:2: not a line of JSON"):
+        opened()[1]
+
+
+def test_nothing_but_refused_rows_ends_with_the_cause(opened, monkeypatch):
     """Case 45: nothing waits for the refused."""
-    narrow = LengthBudget(context=10, max_new_tokens=8)
-    with pytest.raises(UserError, match="prompts in a row were refused"):
-        next(iter(stream_prompts(StreamedPrompts(HUGE, tokenizer, narrow))))
+    monkeypatch.setattr(stream, "MAX_SKIPPED", 50)
+    with pytest.raises(UserError, match="50 prompts in a row were refused"):
+        opened(budget=LengthBudget(context=9, max_new_tokens=8, min_new_tokens=8))[0]
 
 
-def test_streamed_source_cannot_hold_out_a_part_of_itself(tokenizer):
-    spec = DataSpec(kind="arithmetic", eval_size=5)
-    with pytest.raises(UserError, match=r"data\.holdout: 5 of a streamed source"):
-        StreamedPrompts(spec, tokenizer, BUDGET)
-
-
-@pytest.mark.process
-def test_stream_with_worker_processes_keeps_order_and_resumes(fifty):
-    alone = indices(stream_prompts(fifty, seed=2), 40)
-    loader = stream_prompts(fifty, seed=2, workers=2)
-    iterator = iter(loader)
-    assert indices(iterator, 15) == alone[:15]
-    state = loader.state_dict()
-    del iterator
-    resumed = stream_prompts(fifty, seed=2, workers=2)
-    resumed.load_state_dict(state)
-    iterator = iter(resumed)
-    assert indices(iterator, 25) == alone[15:]
-    del iterator
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kind": "arithmetic"}, "data.stream: kind arithmetic is not streamed"),
+        ({"limit": None}, "set data.limit"),
+        ({"holdout": 8}, "set data.holdout to 0"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(changes, says):
+    data = {"kind": "jsonl", "path": "rows.jsonl", "stream": True, "limit": 10, "holdout": 0} | changes
+    with pytest.raises(ConfigError, match=says):
+        build({"data": data, "reward": {"functions": [{"use": "last_number"}]}})

@@ -45,6 +45,11 @@ class DataSection(Section):
 class TrainDataSection(DataSection):
     """The prompts to train on, less those held out for evaluation."""
 
+    stream: bool = setting(
+        False,
+        "draw rows in their own order, without reading the source through first (jsonl, huggingface); "
+        "needs limit, and holdout 0",
+    )
     holdout: int = setting(64, "distinct questions held out by hash for evaluation", ge=0)
 
 

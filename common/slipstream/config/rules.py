@@ -165,6 +165,18 @@ def _buffer_refusals(config: Config) -> list[str]:
 
 def _data_refusals(config: Config) -> list[str]:
     found = []
+    if config.data.stream:
+        if config.data.kind not in ("jsonl", "huggingface"):
+            found.append(f"data.stream: kind {config.data.kind} is not streamed; set it to false")
+        if config.data.limit is None:
+            found.append(
+                "data.stream: a stream has no length of its own; set data.limit to the rows of an epoch"
+            )
+        if config.data.holdout:
+            found.append(
+                "data.stream: what is not read through can hold nothing out; set data.holdout to 0 and name "
+                "evaluation.sets"
+            )
     for path, data in [
         ("data", config.data),
         *((f"evaluation.sets.{n}", d) for n, d in config.evaluation.sets.items()),

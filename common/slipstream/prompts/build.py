@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from slipstream.config.data import DataSection
@@ -11,7 +12,10 @@ from slipstream.errors import UserError
 from slipstream.prompts.load import load_prompts
 from slipstream.prompts.sets import PromptSet
 from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.run_folder import RunFolder
 from slipstream.tokens import Tokenizer
+
+STREAM = "stream.json"
 
 
 def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[PromptSet, dict[str, PromptSet]]:
@@ -23,7 +27,29 @@ def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[Pr
     sampling = config.sampling
     budget = LengthBudget(context_length(config, model), sampling.max_new_tokens, sampling.min_new_tokens)
     sets = {name: data_spec(section) for name, section in config.evaluation.sets.items()}
-    return load_prompts(data_spec(config.data, config.data.holdout), tokenizer, budget, sets)
+    prompts, evaluations = load_prompts(data_spec(config.data, config.data.holdout), tokenizer, budget, sets)
+    if config.data.stream and config.run.name is not None:
+        _take_up(prompts, RunFolder.of(config))
+    return prompts, evaluations
+
+
+def stream_state(config: Config, prompts: PromptSet, step: int) -> bytes | None:
+    """What a checkpoint of a step keeps of the prompts, as JSON: where a stream is taken up again.
+
+    No ticket that is open after this many steps lies further back than all that may be open at once.
+    """
+    stale, groups = config.staleness, config.batch.groups
+    open_at_once = math.ceil((stale.max_staleness + 1) * groups * stale.oversampling)
+    reached = max(0, step * groups // config.buffer.reuse - open_at_once)
+    state = prompts.state_before(reached % len(prompts))
+    return None if state is None else json.dumps(state).encode()
+
+
+def _take_up(prompts: PromptSet, folder: RunFolder) -> None:
+    """Let a stream begin where the newest checkpoint left it; without one it begins at its start."""
+    found = sorted(folder.checkpoints.glob(f"step-*/{STREAM}"))
+    if found:
+        prompts.load_state(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
 def data_spec(section: DataSection, holdout: int = 0) -> DataSpec:

@@ -39,21 +39,7 @@ class HubDataset:
     """
 
     def __init__(self, spec: DataSpec) -> None:
-        try:
-            import datasets
-        except ImportError as error:
-            raise UserError(
-                f"data.kind: {spec.kind} needs the datasets package", "pip install 'slipstream[datasets]'"
-            ) from error
-        try:
-            table = _load_table(datasets, spec)
-        # Missing ids, unreachable hubs, wrong splits and unreadable files are all of these kinds.
-        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(
-                f"data.path: no dataset at {spec.path!r}, split {spec.split!r} ({reason})",
-                "give a datasets id that can be reached, a local folder or a data file",
-            ) from error
+        table = open_table(spec)
         self._table = table if spec.limit is None else table.select(range(min(spec.limit, len(table))))
 
     def __len__(self) -> int:
@@ -67,20 +53,51 @@ class HubDataset:
         return f"row {index}"
 
 
-def _load_table(datasets: Any, spec: DataSpec) -> Any:
+def open_table(spec: DataSpec, streaming: bool = False) -> Any:
+    """The data set of a spec: memory-mapped, or one that is read in order.
+
+    Raises:
+        UserError: The datasets package is missing, or there is no such dataset, configuration or split.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"data.kind: {spec.kind} needs the datasets package", "pip install 'slipstream[datasets]'"
+        ) from error
+    try:
+        return _load_table(datasets, spec, streaming)
+    except table_errors() as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"data.path: no dataset at {spec.path!r}, split {spec.split!r} ({reason})",
+            "give a datasets id that can be reached, a local folder or a data file",
+        ) from error
+
+
+def table_errors() -> tuple[type[Exception], ...]:
+    """What missing ids, unreachable hubs, wrong splits and unreadable files raise."""
+    import datasets
+
+    return (OSError, ValueError, datasets.exceptions.DatasetsError)
+
+
+def _load_table(datasets: Any, spec: DataSpec, streaming: bool) -> Any:
     path = Path(spec.path)
     if path.is_file():
         if path.suffix not in _FORMATS:
             raise ValueError(f"a {path.suffix or 'nameless'} file is none of {', '.join(_FORMATS)}")
-        return datasets.load_dataset(_FORMATS[path.suffix], data_files=str(path), split="train")
+        return datasets.load_dataset(
+            _FORMATS[path.suffix], data_files=str(path), split="train", streaming=streaming
+        )
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         saved = datasets.load_from_disk(str(path))
-        if not isinstance(saved, datasets.DatasetDict):
-            return saved
-        if spec.split not in saved:
-            raise ValueError(f"it has the splits {', '.join(saved)}")
-        return saved[spec.split]
-    return datasets.load_dataset(spec.path, spec.name or None, split=spec.split)
+        if isinstance(saved, datasets.DatasetDict):
+            if spec.split not in saved:
+                raise ValueError(f"it has the splits {', '.join(saved)}")
+            saved = saved[spec.split]
+        return saved.to_iterable_dataset() if streaming else saved
+    return datasets.load_dataset(spec.path, spec.name or None, split=spec.split, streaming=streaming)
 
 
 class ReasoningGym:

@@ -62,25 +62,27 @@ class JsonLines:
                 raise UserError(f"data.path: {self._path} changed while it was in use", "start the run again")
             file.seek(self._offsets[index])
             line = file.readline()
-        return self._parse(line, index)
+        return parse_line(line, self.label(index))
 
     def label(self, index: int) -> str:
         """Name of the row in messages: file and line number, counted from 1."""
         return f"{self._path}:{self._lines[index]}"
 
-    def _parse(self, line: bytes, index: int) -> dict[str, Any]:
-        try:
-            row = json.loads(_text(line))
-        except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise UserError(
-                f"{self.label(index)}: not a line of JSON ({reason})", "mend or remove it"
-            ) from error
-        if not isinstance(row, dict):
-            raise UserError(
-                f"{self.label(index)}: a JSON {type(row).__name__}, not an object", 'write {"prompt": …}'
-            )
-        return row
+
+def parse_line(line: bytes, label: str) -> dict[str, Any]:
+    """The row that a line holds.
+
+    Raises:
+        UserError: It is no JSON object; the message begins with the label.
+    """
+    try:
+        row = json.loads(_text(line))
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UserError(f"{label}: not a line of JSON ({reason})", "mend or remove it") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{label}: a JSON {type(row).__name__}, not an object", 'write {"prompt": …}')
+    return row
 
 
 def _text(line: bytes) -> str:

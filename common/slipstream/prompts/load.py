@@ -43,6 +43,12 @@ def load_prompts(
             )
         _, sets[name] = _split(replace(spec, eval_size=0), tokenizer, budget, frozenset(), all_eval=True)
     taken = frozenset().union(*(each.keys for each in sets.values()))
+    if train.stream:
+        from slipstream.prompts.stream import (
+            StreamedPrompts,  # it imports torch, which not every caller has use for
+        )
+
+        return StreamedPrompts(train, tokenizer, budget, taken), sets
     trained, holdout = _split(train, tokenizer, budget, taken, all_eval=False)
     return trained, {"holdout": holdout, **sets} if train.eval_size else sets
 

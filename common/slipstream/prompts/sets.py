@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from slipstream.errors import UserError
@@ -106,18 +107,25 @@ class Reader:
     """Turns rows of one source into prompts; the one place that renders, encodes and checks the length."""
 
     def __init__(self, spec: DataSpec, tokenizer: Tokenizer, budget: LengthBudget) -> None:
-        self.source = open_source(spec)
+        self._spec = spec
         self.identity = [spec.template, spec.user_turn, spec.system, dict(spec.template_options)]
         self.identity.append(tokenizer.identity)
-        self._spec = spec
         self._tokenizer = tokenizer
         self._budget = budget
         self._template = Template(spec, tokenizer)
 
+    @cached_property
+    def source(self) -> Source:
+        """The rows by number; a stream has none of these."""
+        return open_source(self._spec)
+
     def row(self, number: int) -> tuple[Row, str]:
         """The row and its rendered text."""
-        label = self.source.label(number)
-        row = read_row(self.source[number], self._spec, label)
+        return self.read(self.source[number], self.source.label(number))
+
+    def read(self, raw: dict[str, Any], label: str) -> tuple[Row, str]:
+        """A source's row in our columns, and its rendered text."""
+        row = read_row(raw, self._spec, label)
         return row, self._template.render(row, label)
 
     def rows(self) -> Iterator[tuple[int, Row, list[int]]]:
@@ -134,7 +142,10 @@ class Reader:
 
     def prompt(self, number: int, index: int) -> Prompt | None:
         """The prompt made of a row, or None when its length is refused."""
-        row, text = self.row(number)
+        return self.made(*self.row(number), index)
+
+    def made(self, row: Row, text: str, index: int) -> Prompt | None:
+        """The prompt made of a row that was read, or None when its length is refused."""
         ids = self._tokenizer.encode([text])[0]
         room = self.room(len(ids))
         return None if room is None else Prompt(index, text, tuple(ids), row.columns, room)
@@ -148,7 +159,10 @@ class PromptSet:
             does not depend on `max_new_tokens`, unless that changes which rows are kept.
         report: What happened to the rows at load.
         keys: Question hashes of the set; empty unless it is an evaluation set.
+        shuffled: Whether each epoch has an order of its own.
     """
+
+    shuffled = True
 
     def __init__(
         self, reader: Reader, rows: array[int], fingerprint: str, report: LoadReport, keys: frozenset[int]
@@ -170,22 +184,12 @@ class PromptSet:
             raise UserError(f"data.path: row {self._rows[index]} changed while in use", "start the run again")
         return prompt
 
-    def fetch(self, index: int) -> Prompt:
-        """The same as `self[index]`, the form in which streams ask."""
-        return self[index]
+    def state_before(self, index: int) -> dict[str, Any] | None:
+        """What of these prompts belongs into a checkpoint: nothing, for each is found by its index alone."""
+        return None
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Begin where a checkpoint left these prompts; there is nothing to begin, each is found by its index."""
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
-
-
-def require_same(fingerprint: str, checkpoint: str) -> None:
-    """Refuse to go on with other prompts than a checkpoint was made with: its cursor would mean nothing.
-
-    Raises:
-        UserError: The fingerprints differ.
-    """
-    if fingerprint != checkpoint:
-        raise UserError(
-            f"data: these prompts ({fingerprint[:12]}) are not those of the checkpoint ({checkpoint[:12]})",
-            "resume with the same data, template and tokenizer, or start a new run",
-        )

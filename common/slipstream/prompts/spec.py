@@ -28,6 +28,7 @@ class DataSpec:
         limit: Rows to generate, or to read from the start; None for all there are.
         eval_size: Distinct questions to hold out.
         seed: Seed of generated rows and of the hold-out.
+        stream: Draw rows in their own order, without reading the source through.
     """
 
     kind: SourceKind
@@ -43,6 +44,7 @@ class DataSpec:
     limit: int | None = None
     eval_size: int = 0
     seed: int = 0
+    stream: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,159 +1,195 @@
-"""Prompts as a stream that can stop anywhere and go on exactly there: a torchdata `StatefulDataLoader`.
+"""Prompts that are drawn in their source's own order and never read through: a torchdata `StatefulDataLoader`.
 
-For sources too large to be read through at load (a generator with 10^9 rows) `StreamedPrompts` checks each row
-when it is drawn; a `PromptSet` can be streamed as well. The order is a computed permutation of every epoch, so
-a position is the whole state, and nothing is stored for what was drawn. Importing this module imports torch.
+For sources too large to be scanned when a run starts (`data.stream`): a file of many gigabytes, or a data set
+that stays on the hub. Prompt i of an epoch is the i-th row of the stream that can be used, so every process draws the
+same one, whatever died in between. The loader's state, kept every so often and with each checkpoint, is where drawing
+takes up again; without one it starts at the first row, which is slower and gives the same. Importing this module
+imports torch.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from slipstream.errors import UserError
-from slipstream.prompts.order import EpochOrder
 from slipstream.prompts.rows import question_key
-from slipstream.prompts.sets import Prompt, Reader, require_same
+from slipstream.prompts.sets import LoadReport, Prompt, PromptSet, Reader
 from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.prompts.streams import Rows, open_rows
 from slipstream.tokens import Tokenizer
 
 # So many rows refused in a row mean that the settings are wrong, not the rows.
-_MAX_SKIPPED = 10_000
+MAX_SKIPPED = 10_000
+# Prompts kept: more than can be open at once, so that a ticket which comes late or again costs no second reading.
+KEPT = 4096
+_MARK_EVERY, _MARKS = 512, 16
+
+State = dict[str, Any]
 
 
-class Streamable(Protocol):
-    """What can be streamed: a `PromptSet` or `StreamedPrompts`."""
+class StreamedPrompts(PromptSet):
+    """The first `limit` usable rows of a stream; rows are checked when they are drawn.
 
-    fingerprint: str
-
-    def __len__(self) -> int: ...
-
-    def fetch(self, index: int) -> Prompt | None:
-        """The prompt of a row, or None when the row is not to be used."""
-        ...
-
-
-class StreamedPrompts:
-    """Rows of a source that is never read through; `index` is the row's number.
+    Rows without room and questions of an evaluation set are passed over and counted in the report.
 
     Args:
-        spec: The source; `eval_size` must be 0, since a hold-out needs all questions.
+        spec: The source; with `limit` and without `eval_size`, since a hold-out needs all questions.
         tokenizer: Encodes the prompts.
-        budget: Rows without room are skipped and counted.
+        budget: Room for prompt and completion.
         excluded: Question hashes (`PromptSet.keys` of the evaluation sets) that are never drawn.
     """
 
+    shuffled = False
+
     def __init__(
-        self,
-        spec: DataSpec,
-        tokenizer: Tokenizer,
-        budget: LengthBudget,
-        excluded: frozenset[int] = frozenset(),
+        self, spec: DataSpec, tokenizer: Tokenizer, budget: LengthBudget, excluded: frozenset[int] = frozenset()
     ) -> None:
-        if spec.eval_size:
+        if spec.limit is None or spec.eval_size:
             raise UserError(
-                f"data.holdout: {spec.eval_size} of a streamed source", "name an evaluation set of its own"
+                f"data.stream with data.limit {spec.limit} and data.holdout {spec.eval_size}",
+                "set data.limit and data.holdout=0, and name an evaluation set of its own",
             )
-        self._reader = Reader(spec, tokenizer, budget)
-        self._excluded = excluded
-        facts = [asdict(spec), self._reader.identity, sorted(excluded)]
+        self.report = LoadReport(longest=budget.context)
+        self.keys = frozenset()
+        self._size = spec.limit
+        self._draw = _Draw(open_rows(spec), Reader(spec, tokenizer, budget), excluded, self.report)
+        facts = [asdict(spec), self._draw.identity, sorted(excluded)]
         self.fingerprint = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        self._kept: OrderedDict[int, Prompt] = OrderedDict()
+        self._marks: dict[int, State] = {}
+        self._restart(None)
 
     def __len__(self) -> int:
-        return len(self._reader.source)
+        return self._size
 
-    def fetch(self, index: int) -> Prompt | None:
-        """The prompt of a row; None when it is too long or an evaluation set asks its question."""
-        if self._excluded and question_key(self._reader.row(index)[0].question) in self._excluded:
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < self._size:
+            raise IndexError(f"prompt {index} outside of [0, {self._size})")
+        if index not in self._kept:
+            self._reach(index)
+            while self._position <= index:
+                self._keep(self._next())
+        return self._kept[index]
+
+    def state_before(self, index: int) -> dict[str, Any]:
+        """Where to take up drawing for prompts from `index` on, as plain values for a checkpoint."""
+        self._reach(index)
+        while self._position < index:
+            self._keep(self._next())
+        return {
+            "fingerprint": self.fingerprint,
+            "position": self._position,
+            "loader": self._loader.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state as a place to begin at; that of other prompts is left alone."""
+        if state.get("fingerprint") == self.fingerprint:
+            self._marks[state["position"]] = state["loader"]
+
+    def _reach(self, index: int) -> None:
+        """Go to the nearest known place at or before a prompt, unless it lies ahead of where we are."""
+        places = [place for place in self._marks if place <= index]
+        nearest = max(places, default=0)
+        if self._position > index or nearest > self._position:
+            self._restart(nearest if places else None)
+
+    def _restart(self, mark: int | None) -> None:
+        with warnings.catch_warnings():
+            # torchdata's newest release still makes a call that newer torch announces as going away.
+            warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
+            self._loader = StatefulDataLoader(self._draw, batch_size=None, collate_fn=_as_is)
+        if mark is not None:
+            self._loader.load_state_dict(self._marks[mark])
+        self._iterator = iter(self._loader)
+        self._position = mark or 0
+
+    def _next(self) -> Prompt:
+        if self._position % _MARK_EVERY == 0 and self._position:
+            self._marks[self._position] = self._loader.state_dict()
+            while len(self._marks) > _MARKS:
+                del self._marks[next(iter(self._marks))]
+        try:
+            prompt: Prompt = next(self._iterator)
+        except StopIteration:
+            raise UserError(
+                f"data.limit: {self._size}, but the stream ended after {self._position} prompts that can be used",
+                f"set data.limit={self._position}",
+            ) from None
+        return prompt
+
+    def _keep(self, prompt: Prompt) -> None:
+        self._kept[prompt.index] = prompt
+        self._kept.move_to_end(prompt.index)
+        self._position = prompt.index + 1
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+
+class _Draw(IterableDataset[Prompt]):
+    """One pass over the usable rows; its iterator's state is the rows' own and the count."""
+
+    def __init__(self, rows: Rows, reader: Reader, excluded: frozenset[int], report: LoadReport) -> None:
+        self._rows = rows
+        self._reader = reader
+        self._excluded = excluded
+        self._report = report
+        self.identity = [rows.identity, reader.identity]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return _Cursor(self._rows, self._usable)
+
+    def _usable(self, raw: dict[str, Any], label: str, index: int) -> Prompt | None:
+        row, text = self._reader.read(raw, label)
+        self._report.rows += 1
+        if self._excluded and question_key(row.question) in self._excluded:
+            self._report.held_out += 1
             return None
-        return self._reader.prompt(index, index)
+        prompt = self._reader.made(row, text, index)
+        if prompt is None:
+            self._report.refuse(label)
+        return prompt
 
 
 class _Cursor:
-    """Iterator over the endless order, every `stride`-th position from `start`; its position is its state."""
-
-    def __init__(self, prompts: Streamable, seed: int, shuffle: bool, start: int, stride: int) -> None:
-        self._prompts = prompts
-        self._order = EpochOrder(len(prompts), seed, shuffle=shuffle)
-        self._position = start
-        self._stride = stride
-        self._skipped = 0
+    def __init__(self, rows: Rows, usable: Any) -> None:
+        self._rows = rows
+        self._usable = usable
+        self._iterator: Iterator[tuple[dict[str, Any], str]] = rows.begin(None)
+        self._drawn = 0
 
     def __iter__(self) -> _Cursor:
         return self
 
     def __next__(self) -> Prompt:
-        for _ in range(_MAX_SKIPPED):
-            prompt = self._prompts.fetch(self._order.at(self._position)[1])
-            self._position += self._stride
+        for _ in range(MAX_SKIPPED):
+            raw, label = next(self._iterator)
+            prompt: Prompt | None = self._usable(raw, label, self._drawn)
             if prompt is not None:
+                self._drawn += 1
                 return prompt
-            self._skipped += 1
         raise UserError(
-            f"data: {_MAX_SKIPPED} prompts in a row were refused",
+            f"data: {MAX_SKIPPED} prompts in a row were refused",
             "raise the context length or change the source",
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Where to go on; refused rows drawn so far; what the position counts in."""
-        return {
-            "position": self._position,
-            "stride": self._stride,
-            "skipped": self._skipped,
-            "fingerprint": self._prompts.fingerprint,
-        }
+        """How many were drawn, and where the rows stand."""
+        return {"drawn": self._drawn, "rows": self._rows.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state was taken.
-
-        Raises:
-            UserError: The state belongs to another source, template or tokenizer, or another number of workers.
-        """
-        require_same(self._prompts.fingerprint, state["fingerprint"])
-        if state["stride"] != self._stride:
-            raise UserError(
-                f"data: {self._stride} loader workers, but the checkpoint was made with {state['stride']}",
-                "resume with the same number",
-            )
-        self._position = state["position"]
-        self._skipped = state["skipped"]
-
-
-class _Stream(IterableDataset[Prompt]):
-    def __init__(self, prompts: Streamable, seed: int, shuffle: bool) -> None:
-        self._prompts = prompts
-        self._seed = seed
-        self._shuffle = shuffle
-
-    def __iter__(self) -> Iterator[Prompt]:
-        worker = get_worker_info()
-        start, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return _Cursor(self._prompts, self._seed, self._shuffle, start, stride)
-
-
-def stream_prompts(prompts: Streamable, *, seed: int = 0, shuffle: bool = True, workers: int = 0) -> Any:
-    """A `StatefulDataLoader` over prompts without end, epoch after epoch; no repeat inside an epoch.
-
-    `state_dict()` and `load_state_dict()` resume at exactly the next prompt. `workers` processes render and
-    encode ahead; as long as no row is refused the order is the same for any number of them.
-    """
-    with warnings.catch_warnings():
-        # torchdata's newest release still makes a call that newer torch announces as going away.
-        warnings.filterwarnings("ignore", message="'set_vital' is deprecated", category=UserWarning)
-        return StatefulDataLoader(
-            _Stream(prompts, seed, shuffle),
-            batch_size=None,
-            collate_fn=_as_is,
-            num_workers=workers,
-            multiprocessing_context="spawn" if workers else None,
-        )
+        """Go on where the state was taken."""
+        self._drawn = state["drawn"]
+        self._iterator = self._rows.begin(state["rows"])
 
 
 def _as_is(prompt: Prompt) -> Prompt:

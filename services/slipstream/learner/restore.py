@@ -21,6 +21,7 @@ from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
 from slipstream.learner.setup import Parts, run_terms
 from slipstream.ledger.records import LedgerLost, RunNotOpen
+from slipstream.prompts.build import STREAM, stream_state
 from slipstream.run_folder import read_lines
 
 log = logging.getLogger("slipstream.learner")
@@ -103,9 +104,11 @@ async def _empty(parts: Parts) -> bool:
 def checkpoint_writers(parts: Parts, line: Line, snapshot: bytes) -> Writers:
     """What the checkpoint of a line holds, by file name: copies, so that training may go on meanwhile."""
     place = {"step": line.step, "version": line.version, "learner": parts.learner}
+    stream = stream_state(parts.config, parts.prompts, line.step)
     return parts.trainer.save_writers() | {
         LINE: lambda path: _write(path, json.dumps(place).encode()),
         LEDGER: lambda path: _write(path, snapshot),
+        **({} if stream is None else {STREAM: lambda path: _write(path, stream)}),
     }
 
 

@@ -54,7 +54,9 @@ class Rollout:
     def __init__(self, parts: Parts, life: Life) -> None:
         self._parts = parts
         self._life = life
-        self._prompt_order = EpochOrder(len(parts.prompts), parts.config.run.seed)
+        self._prompt_order = EpochOrder(
+            len(parts.prompts), parts.config.run.seed, shuffle=parts.prompts.shuffled
+        )
         self._express = Express(parts.name, parts.config.rollout)
         self._lengths = Lengths(self._prompt_order, on=parts.config.staleness.length_window > 1)
         self._groups: set[asyncio.Task[None]] = set()
