@@ -65,6 +65,35 @@ def test_a_signal_ends_a_service_with_0(number, drains):
     assert run_process(service) == EXIT_OK
 
 
+def test_a_process_without_its_supervisor_ends_where_it_stands(monkeypatch):
+    """What it would drain to has gone as well; its clean-up still runs."""
+    monkeypatch.setattr(process, "orphaned", lambda: True)
+    cleaned = []
+
+    async def service(life: Life) -> None:
+        life.drains()
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    assert run_process(service, save_seconds=600.0) == EXIT_OK
+    assert cleaned
+
+
+def test_a_stop_leaves_time_to_save(monkeypatch):
+    monkeypatch.setattr(process, "exit_now", lambda code: pytest.fail("ended before it had saved"))
+
+    async def service(life: Life) -> None:
+        life.drains()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await life.wait_for_stop()
+        await asyncio.sleep(0.05)
+
+    assert run_process(service, drain_seconds=0.0, save_seconds=600.0) == EXIT_OK
+
+
 class Ended(Exception):
     """Stands for the end of the process."""
 

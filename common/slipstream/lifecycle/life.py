@@ -45,10 +45,10 @@ class Life:
         """Say that the service drains by itself when asked to stop; until then a stop cancels it where it is."""
         self._drains = True
 
-    def stop(self) -> None:
-        """Ask the service to end: to drain, if it has something to drain, else where it stands."""
+    def stop(self, at_once: bool = False) -> None:
+        """Ask the service to end: to drain, if it has something to drain, else (or `at_once`) where it stands."""
         self._stopping.set()
-        if self._story is not None and not self._drains and not self._story.done():
+        if self._story is not None and (at_once or not self._drains) and not self._story.done():
             self._cut_off = True
             self._story.cancel()
 

@@ -118,11 +118,11 @@ def _install_signals(life: Life, deadline: _Deadline, save_seconds: float) -> No
             exit_now(EXIT_FAULT)
         if not before:
             log.info("%s: draining", signal.Signals(number).name)
-            deadline.start(EXIT_FAULT, "drain", 0.0 if orphaned() else save_seconds)
-        elif orphaned():
-            deadline.hurry()  # whoever asked first is gone, and waits for nothing any more
+            deadline.start(EXIT_FAULT, "drain", save_seconds)
+        if alone := orphaned():
+            deadline.hurry()
         before.append(number)
-        life.stop()
+        life.stop(at_once=alone)  # what a drain needs, such as the ledger, goes with the supervisor
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked, number)
