@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.tokens import REPLACEMENT, Tokenizer, load_tokenizer, repair
+from slipstream.text import REPLACEMENT, repair
+from slipstream.tokens import Tokenizer, load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -212,11 +212,10 @@ def decode_header(frame: Frame, kind: type[Header]) -> Header:
     try:
         header = msgspec.msgpack.decode(frame, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse_other_schema(frame)
+        refuse_other_schema(frame, SCHEMA)
         raise MessageError(f"{kind.__name__.lower()}: {error}") from error
     schema = getattr(header, "schema", SCHEMA)
-    if schema != SCHEMA:
-        raise MessageError(f"schema {schema} received, this process speaks {SCHEMA}")
+    check_schema(schema, SCHEMA)
     return header
 
 
@@ -273,11 +272,22 @@ def _check_sample(sample: Sample, path: str) -> None:
     check_finite(sample.components, f"{path}.components")
 
 
-def _refuse_other_schema(frame: Frame) -> None:
-    """A newer message often fails on its fields first; say that it is the version, when it is."""
+def refuse_other_schema(frame: Frame, ours: int, what: str = "") -> None:
+    """Say of a message that could not be read that it is of another schema, when it is: its fields fail first.
+
+    Raises:
+        MessageError: Names both schemas; `what` is put in front.
+    """
     try:
         raw = msgspec.msgpack.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         return
-    if isinstance(raw, dict) and isinstance(raw.get("schema"), int) and raw["schema"] != SCHEMA:
-        raise MessageError(f"schema {raw['schema']} received, this process speaks {SCHEMA}")
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if isinstance(schema, int):
+        check_schema(schema, ours, what)
+
+
+def check_schema(schema: int, ours: int, what: str = "") -> None:
+    """Refuse another schema than ours; raises `MessageError`."""
+    if schema != ours:
+        raise MessageError(f"{what}schema {schema} received, this process speaks {ours}")

@@ -15,17 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-
-REPLACEMENT = "\ufffd"
-
-
-def repair(text: str) -> str:
-    """The text with surrogate pairs joined and lone surrogates replaced, so that it can be encoded as UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+from slipstream.text import REPLACEMENT, repair
 
 
 class Tokenizer:

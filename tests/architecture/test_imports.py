@@ -37,6 +37,7 @@ LIBRARIES = {
     "shards": set(),
     "staleness": set(),
     "telemetry": {"prometheus_client"},
+    "text": set(),
     "tokens": {"jinja2", "transformers"},
     "transport": {"msgspec", "zmq"},
     "weights": {"fsspec", "msgspec", "numpy", "torch", "ucxx", "xxhash", "zmq", "zstandard"},
@@ -49,8 +50,9 @@ PARTS = {
     "messages": {"errors", "frames"},
     "provenance": set(),
     "questions": {"messages"},
-    "rewards": {"errors"},
+    "rewards": {"errors", "text"},
     "staleness": {"errors"},
+    "text": set(),
 }
 TORCH_FREE_ALGO = {"algo", "algo.spec", "algo.recipes", "algo.contradictions", "algo.ranges"}
 

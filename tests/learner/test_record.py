@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -42,3 +43,11 @@ def test_a_progress_line_says_how_long_it_will_take(record, steps, pace, left):
     line = progress_line(record, steps, pace)
     assert line.startswith(f"step 5{f'/{steps}' if steps else ''}  version 5  reward 1.000")
     assert line.endswith(f"work 0.00){left}")
+
+
+def test_a_norm_that_is_not_finite_is_recorded_as_none():
+    """Case 63: a line of JSON has no NaN, and a step that was skipped for one must be told all the same."""
+    report = StepReport(reason="nonfinite", gradient_norm=float("nan"), groups=1)
+    record = step_record(Line(5, 4), 4, [(group(sample(1.0)), None)], report, 2.0)
+    assert record["gradient_norm"] is None
+    json.dumps(record, allow_nan=False)

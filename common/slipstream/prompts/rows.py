@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream.errors import UserError
 from slipstream.prompts.spec import DataSpec
-from slipstream.tokens import repair
+from slipstream.text import repair
 
 Message = dict[str, str]
 _INT64 = range(-(2**63), 2**63)

@@ -8,7 +8,8 @@ from typing import Any
 from slipstream.errors import UserError
 from slipstream.prompts.rows import Message, Row
 from slipstream.prompts.spec import DataSpec
-from slipstream.tokens import Tokenizer, repair
+from slipstream.text import repair
+from slipstream.tokens import Tokenizer
 
 NAMED = ("chat", "chatml_no_system", "plain")
 

@@ -42,15 +42,6 @@ def asciify(text: str) -> str:
     return _DIGIT.sub(_ascii_digit, text.translate(_SINGLE))
 
 
-def sendable(text: str) -> str:
-    """Text without lone surrogates, which no encoder takes; each becomes a replacement character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
-
-
 def _ascii_digit(found: re.Match[str]) -> str:
     value = unicodedata.decimal(found[0], None)
     return found[0] if value is None else str(value)

@@ -15,9 +15,9 @@ from typing import Any
 
 from slipstream.errors import MessageError, SlipstreamError, UserError
 from slipstream.rewards.base import Outcome, Status
-from slipstream.rewards.characters import sendable
 from slipstream.rewards.process import START_SECONDS, Child, check_ready
 from slipstream.rewards.wire import LENGTH, Job, Kind, Ready, Reply, Setup, check_length, pack, unpack
+from slipstream.text import repair
 
 OUTPUT_BYTES = 1 << 20
 WAIT_SECONDS = 600.0
@@ -82,8 +82,8 @@ class Pool:
         """One outcome per completion, out of one call of the scorer; fails only by being cancelled."""
         job = Job(
             number=next(self._numbers),
-            prompt=sendable(prompt),
-            completions=[sendable(text) for text in completions],
+            prompt=repair(prompt),
+            completions=[repair(text) for text in completions],
             columns=dict(columns),
         )
         try:

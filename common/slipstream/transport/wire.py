@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from slipstream.errors import MessageError
-from slipstream.messages import Frame, Frames
+from slipstream.messages import Frames, check_schema, refuse_other_schema
 
 SCHEMA = 1
 MAX_HEADER_BYTES = 64 << 10
@@ -117,23 +117,7 @@ def _decode(frames: Frames, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
     try:
         header = decoder.decode(frames[0])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse_other_schema(frames[0])
+        refuse_other_schema(frames[0], SCHEMA, "transport ")
         raise MessageError(f"header: {error}") from error
-    if header.schema != SCHEMA:  # type: ignore[attr-defined]
-        raise MessageError(_other_schema(header.schema))  # type: ignore[attr-defined]
+    check_schema(header.schema, SCHEMA, "transport ")  # type: ignore[attr-defined]
     return header
-
-
-def _refuse_other_schema(frame: Frame) -> None:
-    """A newer header often fails on its fields first; say that it is the version, when it is."""
-    try:
-        raw = msgspec.msgpack.decode(frame)
-    except (ValueError, msgspec.DecodeError, RecursionError, TypeError):
-        return
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if isinstance(schema, int) and schema != SCHEMA:
-        raise MessageError(_other_schema(schema))
-
-
-def _other_schema(schema: int) -> str:
-    return f"transport schema {schema} received, this process speaks {SCHEMA}"

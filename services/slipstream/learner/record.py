@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -44,7 +45,7 @@ def step_record(
         "unscored": sum(sample.reward is None for group, _ in batch for sample in group.samples),
         "tokens": report.completion_tokens,
         "learning_rate": report.learning_rate,
-        "gradient_norm": report.gradient_norm,
+        "gradient_norm": report.gradient_norm if math.isfinite(report.gradient_norm) else None,
         "seconds": round(seconds, 4),
         "parts": {name: round(value, 4) for name, value in report.seconds.items()},
         "cpu": {name: round(value, 4) for name, value in report.cpu_seconds.items()},

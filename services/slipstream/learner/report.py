@@ -66,11 +66,6 @@ class StepReport:
         costs = [cost(share, pair_cost) for share in shared]
         self.imbalance = max(costs) * len(costs) / sum(costs) - 1.0 if every else 0.0
 
-    @property
-    def skipped_groups_ratio(self) -> float:
-        """Share of groups without a gradient."""
-        return self.skipped_groups / self.groups if self.groups else 0.0
-
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Add the time spent inside to a part."""

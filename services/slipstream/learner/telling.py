@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from typing import Any
 
@@ -79,7 +80,8 @@ class Telling:
             metrics.component.labels(name).set(value)
         metrics.reward.set(record["reward"])
         metrics.response.set(record["length"])
-        metrics.gradient_norm.set(record["gradient_norm"])
+        norm = record["gradient_norm"]
+        metrics.gradient_norm.set(math.nan if norm is None else norm)
         metrics.learning_rate.set(record["learning_rate"])
         metrics.age_mean.set(record["age_mean"])
         metrics.age_max.set(record["age_max"])
