@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
+from slipstream.cli.looking import find_run
 from slipstream.cli.main import main
 from slipstream.config.load import load_config
+from slipstream.errors import UserError
 from slipstream.run_folder import RunFolder
+
+REWARD = "reward: {functions: [{use: exact_match}]}"
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +73,16 @@ def test_a_volume_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "run.root" in said
+
+
+def test_a_run_is_found_by_the_config_that_its_roles_are_given(tmp_path: Path) -> None:
+    """As in a pod that has not the run's folder."""
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"{{run: {{name: r}}, redis: {{url: 'redis://books/0'}}, data: {{kind: sort_digits}}, {REWARD}}}"
+    )
+    folder, url = find_run(str(file))
+    assert (folder.name, url) == ("r", "redis://books/0")
+    file.write_text(f"{{run: {{name: r}}, data: {{kind: sort_digits}}, {REWARD}}}")
+    with pytest.raises(UserError, match=r"redis\.url is not set"):
+        find_run(str(file))

@@ -29,7 +29,7 @@ engine_start() {
   FORWARD=$(iptables -S FORWARD | sed -n 's/^-P FORWARD //p')
   IP_FORWARD=$(cat /proc/sys/net/ipv4/ip_forward)
   export DOCKER_HOST="unix://$WORK/docker.sock"
-  nice -n 10 dockerd --data-root "$WORK/data" --exec-root "$WORK/exec" --pidfile "$WORK/dockerd.pid" \
+  dockerd --data-root "$WORK/data" --exec-root "$WORK/exec" --pidfile "$WORK/dockerd.pid" \
     -H "$DOCKER_HOST" >"$WORK/dockerd.log" 2>&1 &
   DAEMON=$!
   until_true 60 "answer of dockerd" engine_answers
@@ -85,7 +85,7 @@ END
 bootstrap() {
   mkdir -p "$CACHE"
   if [ ! -s "$CACHE/base.tar" ]; then
-    nice -n 10 debootstrap --variant=minbase \
+    debootstrap --variant=minbase \
       --include=ca-certificates,python3,python3-dev,python3-pip,python3-venv bookworm "$WORK/rootfs" >"$WORK/debootstrap.log"
     rm -rf "$WORK"/rootfs/var/cache/apt/archives/*.deb
     tar -C "$WORK/rootfs" -c . >"$CACHE/base.tar.part"

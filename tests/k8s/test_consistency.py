@@ -90,6 +90,7 @@ def test_ports_are_those_that_the_environment_sets(rendered: Any) -> None:
         ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
         assert ports["metrics"] == env["SLIPSTREAM__NETWORK__METRICS_PORT"]
         assert ports.get("groups") == env.get("SLIPSTREAM__NETWORK__PORT")
+        assert ports.get("weights") == env.get("SLIPSTREAM__WEIGHTS__PORT")
 
 
 def test_everything_named_exists(rendered: Any) -> None:
@@ -227,6 +228,7 @@ def test_policies_allow_the_links_of_the_design_and_no_other(render: Render) -> 
         ("learner", "buffer", 9401),
         ("rollout", "learner", 9402),
         ("learner", "learner", "any"),
+        ("rollout", "rollout", "any"),
         *((role, "redis", 6379) for role in (*ROLES, "audit")),
     }
     for policy in rendered.of("NetworkPolicy"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-_EVERY = ("0.0.0.0", "*")
+_EVERY = ("0.0.0.0", "::", "*")
 _NOWHERE = ("192.0.2.1", 9)  # TEST-NET-1; a datagram socket is only pointed there, nothing is sent
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from slipstream.config.services import WeightsSection
 from slipstream.errors import UserError
+from slipstream.lifecycle.address import announced_host
 from slipstream.transport.keys import KeyPair
 from slipstream.weights.base import Publisher, Puller, Server, Store, Subscriber
 from slipstream.weights.manifest import Layout
@@ -157,5 +158,5 @@ def _is_loopback(address: str) -> bool:
 
 
 def _advertised(address: str) -> str:
-    """What others dial: an address that stands for all of this host's needs its name instead."""
-    return socket.gethostname() if address in ("0.0.0.0", "::") else address
+    """What others dial: of an address that stands for all of this host's, one that they can reach."""
+    return announced_host(address)

@@ -21,10 +21,17 @@ PATIENCE_SECONDS = 10.0  # a person waits for the answer; a run's own processes 
 def find_run(run: str) -> tuple[RunFolder, str | None]:
     """A run's folder, and the URL of its ledger when that is not its own embedded server.
 
+    Where the folder is not at hand, as in a pod, the config that the run's roles are given says both.
+
     Raises:
         UserError: No run lies there.
     """
     path = Path(run).resolve()
+    if path.is_file():
+        config, _ = load_config(path)
+        if config.redis.url is None:
+            raise UserError(f"redis.url is not set in {run}", "give the run's folder, or set redis.url")
+        return RunFolder.of(config), config.redis.url
     if not (path / "config.yaml").is_file():
         raise UserError(f"{run} holds no run", "give the folder of a run, such as runs/NAME")
     config, _ = load_config(path / "config.yaml")

@@ -1,7 +1,7 @@
 {{/* The links of the design's picture and no other: books go to Redis, groups from rollout to reward to buffer, batches
 from buffer to learner, weights from learner to rollout; each is opened by the role that stands first. */}}
 {{- define "slipstream.links" -}}
-rollout: {reward: [9401], learner: [9402]}
+rollout: {reward: [9401], learner: [9402], rollout: []} # generators hand weights on, each on a port of its choice
 reward: {buffer: [9401]}
 learner: {buffer: [9401], learner: []} # ranks also talk on ports that the collectives' library chooses
 buffer: {}

@@ -78,6 +78,10 @@ topologySpreadConstraints:
 - name: SLIPSTREAM__NETWORK__PORT
   value: "9401"
 {{- end }}
+{{- if eq $role "learner" }}
+- name: SLIPSTREAM__WEIGHTS__PORT
+  value: "9402"
+{{- end }}
 {{- if eq $role "rollout" }}
 - name: SLIPSTREAM__SUPERVISOR__DRAIN_SECONDS
   value: {{ $root.Values.drainSeconds | quote }}
