@@ -42,6 +42,7 @@ BY_KEY: dict[str, Any] = {
     "maxReplicas": AT_LEAST_1,
     "waitShare": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "drainSeconds": {"type": "integer", "minimum": 4, "maximum": 3600},
+    "stopSeconds": {"type": "integer", "minimum": 1},
     "cooldownSeconds": {"type": "integer", "minimum": 0},
     "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
     "size": QUANTITY,

@@ -33,6 +33,7 @@ rollout:
 buffer: {replicas: 3, storage: {className: fast}}
 learner: {ranksPerNode: 2}
 cache: {existingClaim: models}
+keys: {existingSecret: curve}
 networkPolicy: {judgesTo: [{ipBlock: {cidr: 203.0.113.0/24}}]}
 podMonitor: {enabled: true, labels: {release: prometheus}}
 prometheusRule: {enabled: true}

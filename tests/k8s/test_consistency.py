@@ -11,7 +11,10 @@ import yaml
 
 Render = Callable[[str], Any]
 ROLES = ("rollout", "reward", "buffer", "learner")
-GIVEN_FROM_OUTSIDE = {"Secret": {"books", "more", "hub", "pull"}, "PersistentVolumeClaim": {"models", "lustre"}}
+GIVEN_FROM_OUTSIDE = {
+    "Secret": {"books", "curve", "more", "hub", "pull"},
+    "PersistentVolumeClaim": {"models", "lustre"},
+}
 
 
 def matches(selector: dict[str, str], labels: dict[str, str]) -> bool:
@@ -116,7 +119,11 @@ def test_every_mount_has_its_volume_and_the_reverse(rendered: Any) -> None:
 def test_keys_of_config_maps_and_secrets_are_those_that_are_mounted(rendered: Any) -> None:
     (secrets, books) = (rendered.of("Secret"), rendered.values["redis"])
     for _, _, spec in rendered.pods():
-        (items,) = [v["secret"]["items"] for v in spec["volumes"] if "secret" in v]
+        secret = {v["name"]: v["secret"]["items"] for v in spec["volumes"] if "secret" in v}
+        items = secret.get("redis") or secret["password"]
+        assert secret.get("keys", [{"key": "curve.key", "path": "curve.key"}]) == [
+            {"key": "curve.key", "path": "curve.key"}
+        ]
         assert items == [{"key": books["secretKey"], "path": "password"}]
     assert [list(each["data"]) for each in secrets] == (
         [] if books["existingSecret"] else [[books["secretKey"]]]

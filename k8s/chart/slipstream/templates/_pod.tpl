@@ -72,6 +72,10 @@ topologySpreadConstraints:
   value: 0.0.0.0
 - name: SLIPSTREAM__NETWORK__ADVERTISE
   value: $(POD_IP)
+{{- if and $root.Values.keys.existingSecret (ne $role "audit") }}
+- name: SLIPSTREAM__NETWORK__KEYS
+  value: /run/slipstream/keys
+{{- end }}
 - name: SLIPSTREAM__NETWORK__METRICS_PORT
   value: "9400"
 {{- if has $role (list "reward" "buffer") }}
@@ -79,6 +83,8 @@ topologySpreadConstraints:
   value: "9401"
 {{- end }}
 {{- if eq $role "learner" }}
+- name: SLIPSTREAM__LEARNER__CHECKPOINT__STOP_SECONDS
+  value: {{ $values.stopSeconds | quote }}
 - name: SLIPSTREAM__WEIGHTS__PORT
   value: "9402"
 {{- end }}
@@ -163,6 +169,9 @@ topologySpreadConstraints:
   volumeMounts:
     - {name: config, mountPath: /etc/slipstream, readOnly: true}
     - {name: redis, mountPath: /run/slipstream/redis, readOnly: true}
+    {{- if $root.Values.keys.existingSecret }}
+    - {name: keys, mountPath: /run/slipstream/keys, readOnly: true}
+    {{- end }}
     - {name: work, mountPath: /work, readOnly: true}
     - {name: tmp, mountPath: /tmp}
     {{- if has $role (list "rollout" "learner") }}
@@ -186,6 +195,13 @@ topologySpreadConstraints:
     secretName: {{ include "slipstream.redisSecret" $root }}
     defaultMode: 0440
     items: [{key: {{ $root.Values.redis.secretKey }}, path: password}]
+{{- if $root.Values.keys.existingSecret }}
+- name: keys
+  secret:
+    secretName: {{ $root.Values.keys.existingSecret }}
+    defaultMode: 0440
+    items: [{key: curve.key, path: curve.key}]
+{{- end }}
 - name: work
   {{- if $root.Values.files }}
   configMap: {name: {{ $name }}-files}
@@ -215,7 +231,7 @@ topologySpreadConstraints:
 {{- $three := list (index . 0) (index . 1) (index . 2) -}}
 {{- include "slipstream.placement" $three }}
 # what comes before SIGTERM, the drain itself, and a little for the kubelet
-terminationGracePeriodSeconds: {{ add (index . 4) (index . 0).Values.drainSeconds 10 }}
+terminationGracePeriodSeconds: {{ add (index . 4) (index . 0).Values.drainSeconds (default 0 (index . 2).stopSeconds) 10 }}
 containers:
   {{- include "slipstream.container" . | nindent 2 }}
 volumes:
