@@ -65,6 +65,7 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     `versions` is run-length, [(version, token count), ...] in sampling order. `reward` is the weighted sum of
     `components`; it is None while the sample is unscored, and then `unscored` says why once scoring was tried.
+    `kept_cache` says that tokens attended to keys and values which older versions computed.
     """
 
     tokens: Count
@@ -74,6 +75,7 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     reward: float | None = None
     components: dict[str, float | None] = {}
     unscored: str = ""
+    kept_cache: bool = False
 
     @property
     def oldest_version(self) -> int | None:

@@ -105,7 +105,9 @@ def test_the_config_uses_only_the_torch_free_modules_of_algo(modules: list[Any])
 
 
 def test_only_the_vllm_engine_imports_vllm(modules: list[Any]) -> None:
-    assert {m.name for m in modules if "vllm" in m.libraries()} <= {"rollout.engines.vllm"}
+    """Its core, which feeds vLLM, and what vLLM loads in its workers."""
+    users = {m.name for m in modules if "vllm" in m.libraries()}
+    assert users == {"rollout.engines.vllm_core", "rollout.engines.vllm_worker"}
 
 
 def test_services_reach_torch_only_in_engines_and_the_learner(modules: list[Any]) -> None:

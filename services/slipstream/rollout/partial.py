@@ -21,6 +21,7 @@ class SamplePart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     versions: list[tuple[_Count, _Count]]
     finish: Finish | None = None
     refused: str = ""
+    kept_cache: bool = False
 
 
 class Partial(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

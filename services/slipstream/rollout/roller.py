@@ -152,7 +152,12 @@ class Roller:
         return self._leaving or order.id in self._moving
 
     async def _sample(self, order: Order, episode: Episode) -> None:
-        sampling = Sampling(order.temperature, order.prompt.max_new_tokens, self._tokenizer.stop_ids)
+        sampling = Sampling(
+            order.temperature,
+            order.prompt.max_new_tokens,
+            self._tokenizer.stop_ids,
+            tuple(self._config.sampling.stop_strings),
+        )
         samples = episode.unfinished
         seeds = tuple(order.seeds[sample] for sample in samples)
         prefixes = tuple(episode.prefix(sample) for sample in samples) if episode.begun else ()

@@ -67,7 +67,8 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     subscriber = open_subscriber(config.weights, address=config.network.host, keys=keys_of(config.network.keys))
     follower = WeightsFollower(site.ledger, subscriber, engine, metrics)
     stack.callback(follower.close)
-    life.watch("weights", follower.follow(life))
+    if engine.follows:
+        life.watch("weights", follower.follow(life))
     sender = await site.sender(to="reward")
     roller = Roller(config, engine, sender, tokenizer, metrics)
     return Parts(config, name, site, site.ledger, engine, follower, roller, prompts, evaluations, metrics)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import itertools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -41,6 +44,8 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    heads: list[Any] = field(default_factory=list)
+    kept: list[bool] = field(default_factory=list)
     finish: str | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -49,6 +54,8 @@ class Completion:
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.versions += [chunk.version] * len(chunk.token_ids)
+        self.heads += chunk.heads
+        self.kept += [chunk.kept_cache] * len(chunk.token_ids)
         self.finish = chunk.finish
 
 
@@ -56,7 +63,7 @@ class PausableEngine(TransformersEngine):
     """Stops once, before a step that a test chose, so that the test can act in the middle of samples."""
 
     def __init__(self, config: TransformersConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, decode)
         self.pause_before, self.steps, self.gate = -1, 0, threading.Event()
 
     def _make_loop(self) -> DecodeLoop:
@@ -73,6 +80,14 @@ class PausableEngine(TransformersEngine):
         return loop
 
 
+_numbers = itertools.count()  # an engine may serve several tests
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    """A letter for each token, so that stop strings can be looked for."""
+    return "".join(chr(ord("A") + token) for token in token_ids)
+
+
 @dataclass
 class Bench:
     """What a contract test needs; the same for every engine."""
@@ -81,7 +96,7 @@ class Bench:
     engine: Engine
     weights: Callable[[int], Weights]
     models: Models | None
-    counter: int = 0
+    keeps_cache: bool = False
 
     def request(
         self,
@@ -91,9 +106,18 @@ class Bench:
         tokens: int = 12,
         stop: tuple[int, ...] = (),
         temperature: float = 1.0,
+        strings: tuple[str, ...] = (),
+        heads: int = 0,
     ) -> GroupRequest:
-        self.counter += 1
-        return GroupRequest(f"request-{self.counter}", prompt, seeds, Sampling(temperature, tokens, stop))
+        sampling = Sampling(temperature, tokens, stop, strings, heads)
+        return GroupRequest(f"request-{next(_numbers)}", prompt, seeds, sampling)
+
+    def completion(self) -> Completion:
+        return Completion()
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What the engine's stop strings are looked for in."""
+        return decode(token_ids)
 
     async def collect_across_a_swap(self, request: GroupRequest) -> list[Completion]:
         """The finished samples; version 2 is swapped in after a few of the first sample's tokens."""
@@ -131,6 +155,7 @@ SIZES = {
     "initializer_range": 0.3,  # peaked distributions, so that a wrong weight shows
 }
 CONFIGS = {
+    "tied-heads-of-32": LlamaConfig(**SIZES, head_dim=32, tie_word_embeddings=True),  # vLLM wants 32 at least
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
     "tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**SIZES),
@@ -180,12 +205,17 @@ class Models:
         return torch.log_softmax(logits, -1).gather(1, torch.tensor(token_ids)[:, None])[:, 0].tolist()
 
 
+VLLM = {"vllm": "recompute", "vllm-keep": "keep"}
+
+
 def _make(name: str, folder: Path) -> Bench:
     if name == "simulated":
         config = SimulatedConfig(
             slots=SLOTS, mean_length=8, sigma=0.5, step_seconds=0.0, vocab_size=VOCAB, chunk_tokens=3
         )
-        return Bench(name, SimulatedEngine(config), Weights, None)
+        return Bench(name, SimulatedEngine(config, decode), Weights, None)
+    if name in VLLM:
+        return _make_vllm(name, folder)
     model, policy, decoder = VARIANTS[name]
     CONFIGS[model].save_pretrained(folder)
     models = Models(model)
@@ -194,10 +224,99 @@ def _make(name: str, folder: Path) -> Bench:
             folder, slots=SLOTS, context=4096, chunk_tokens=3, cache_policy=policy, decoder=decoder
         )
     )
-    return Bench(name, engine, models.weights, models)
+    return Bench(name, engine, models.weights, models, policy == "keep")
+
+
+def _load(name: str) -> Any:
+    """A module beside this one: test folders are no packages."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TinyServer = _load("server").TinyServer
+
+
+async def _started_http(folder: Path) -> AsyncIterator[Bench]:
+    """The http engine before two servers."""
+    from slipstream.rollout.engines.http import HttpEngine
+    from slipstream.rollout.engines.http_config import HttpConfig
+
+    models = Models("tied")
+    models.model(0).save_pretrained(folder)
+    servers = [TinyServer(AutoModelForCausalLM.from_config(CONFIGS["tied"])) for _ in range(2)]
+    endpoints = tuple([await server.start() for server in servers])
+    engine = HttpEngine(
+        HttpConfig(folder, slots=SLOTS, context=4096, chunk_tokens=3, endpoints=endpoints), decode
+    )
+    await engine.start()
+    bench = Bench("http", engine, models.weights, models)
+    await engine.swap(bench.weights(1))
+    yield bench
+    await engine.close()
+    for server in servers:
+        await server.stop()
+
+
+def _make_vllm(name: str, folder: Path) -> Bench:
+    from slipstream.rollout.engines.vllm import VllmEngine
+    from slipstream.rollout.engines.vllm_config import VllmConfig
+
+    models = Models("tied-heads-of-32")
+    models.model(0).save_pretrained(folder)
+    config = VllmConfig(
+        folder,
+        slots=SLOTS,
+        context=4096,
+        chunk_tokens=3,
+        dtype="float32",
+        kv_cache_gib=1 / 16,
+        cache_policy=VLLM[name],
+    )
+    return Bench(name, VllmEngine(config, decode), models.weights, models, VLLM[name] == "keep")
+
+
+@pytest.fixture(autouse=True)
+def one_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine of a session uses the same vLLM, which takes half a minute to start, while it lives."""
+    if "vllm" not in request.keywords:
+        return
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here; `make test-vllm` runs this")
+    from slipstream.rollout.engines.vllm_core import VllmCore
+
+    start, shutdown = VllmCore.start, VllmCore.shutdown
+    cores = request.session.stash.setdefault(CORES, [])
+
+    async def shared(config: Any) -> VllmCore:
+        if not cores or cores[-1].dead:
+            cores.append(await start(config))
+        return cores[-1]
+
+    async def end(core: VllmCore) -> None:
+        if core.dead:
+            await shutdown(core)
+
+    monkeypatch.setattr(VllmCore, "start", shared)
+    monkeypatch.setattr(VllmCore, "shutdown", end)
+
+
+CORES: pytest.StashKey[list[Any]] = pytest.StashKey()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    for core in session.stash.get(CORES, []):
+        core._llm.shutdown(5.0)
 
 
 async def _started(name: str, folder: Path) -> AsyncIterator[Bench]:
+    if name == "http":
+        async for served in _started_http(folder):
+            yield served
+        return
     bench = _make(name, folder)
     await bench.engine.start()
     await bench.engine.swap(bench.weights(1))
@@ -205,26 +324,36 @@ async def _started(name: str, folder: Path) -> AsyncIterator[Bench]:
     await bench.engine.close()
 
 
-@pytest.fixture(params=["simulated", *VARIANTS])
+WITH_VLLM = [pytest.param(name, marks=[pytest.mark.vllm, pytest.mark.timeout(900)]) for name in VLLM]
+
+
+@pytest_asyncio.fixture(params=["simulated", "http", *VARIANTS, *WITH_VLLM], loop_scope="session")
 async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     """A started engine that serves version 1."""
     async for made in _started(request.param, tmp_path):
         yield made
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest_asyncio.fixture(params=["http", *VARIANTS, *WITH_VLLM], loop_scope="session")
 async def model_bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
     """The same for engines that compute a model."""
     async for made in _started(request.param, tmp_path):
         yield made
 
 
+@pytest_asyncio.fixture(params=VARIANTS, loop_scope="session")
+async def transformers_bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bench]:
+    """The same for the transformers engine."""
+    async for made in _started(request.param, tmp_path):
+        yield made
+
+
 @pytest.fixture
-def within() -> Callable[[Awaitable[object]], Awaitable[object]]:
+def within() -> Callable[..., Awaitable[object]]:
     """Await with a deadline, so that a stuck engine fails its test by name."""
 
-    async def wait(work: Awaitable[object]) -> object:
-        async with asyncio.timeout(20):
+    async def wait(work: Awaitable[object], seconds: float = 60.0) -> object:
+        async with asyncio.timeout(seconds):
             return await work
 
     return wait

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from slipstream.errors import SlipstreamError
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def resident_bytes() -> int:
+    """Memory of this process and of those that it started, such as vLLM's workers."""
+    own = psutil.Process()
+    return sum(process.memory_info().rss for process in [own, *own.children(recursive=True)])
 
 
 async def test_every_sample_finishes_once_within_its_length(bench: Any) -> None:
@@ -108,25 +118,43 @@ async def test_tokens_after_a_swap_carry_the_new_version_and_none_before(bench: 
     assert {version for sample in fresh for version in sample.versions} == {2}
 
 
-async def test_many_swaps_under_load_lose_nothing(bench: Any, within: Any) -> None:
-    weights = [bench.weights(version) for version in range(2, 52)]
+@pytest.mark.timeout(300)
+async def test_a_hundred_swaps_under_load_lose_nothing(bench: Any, within: Any) -> None:
+    """Each after the one before and some progress; no sample is lost or twice, and no memory stays."""
+    requests = [bench.request(seeds=(10 * n, 10 * n + 1, 10 * n + 2), tokens=20) for n in range(8)]
+    made = [[bench.completion() for _ in request.seeds] for request in requests]
+    progress, swapped = asyncio.Event(), 0
+    memory: list[int] = []
 
-    async def swap_all() -> None:
-        for one in weights:
-            await bench.engine.swap(one)
+    async def read(index: int) -> None:
+        async for chunk in bench.engine.generate(requests[index]):
+            made[index][chunk.sample].add(chunk)
+            progress.set()
 
-    groups = [
-        bench.collect(bench.request(seeds=(10 * n, 10 * n + 1, 10 * n + 2), tokens=20)) for n in range(12)
-    ]
-    *made, _ = await within(asyncio.gather(*groups, swap_all()))
+    async def swap_all(reading: asyncio.Future[Any]) -> None:
+        nonlocal swapped
+        for version in range(2, 102):
+            if not reading.done():
+                await asyncio.wait(
+                    [reading, waiting := asyncio.ensure_future(progress.wait())], return_when="FIRST_COMPLETED"
+                )
+                waiting.cancel()
+                swapped += 1
+            progress.clear()
+            weights = bench.weights(2 + version % 8)
+            weights.version = version
+            await bench.engine.swap(weights)
+            memory.append(resident_bytes())
+
+    reading = asyncio.gather(*(read(index) for index in range(len(requests))))
+    await within(asyncio.gather(reading, swap_all(reading)), 240)
     samples = [sample for group in made for sample in group]
-    assert len(samples) == 36
     assert all(sample.finish in ("stop", "length") for sample in samples)
     assert all(sample.versions == sorted(sample.versions) for sample in samples)
-    assert len({version for sample in samples for version in sample.versions}) > 1
-    assert bench.engine.version == 51
-    await bench.engine.close()
-    assert all(one.releases >= 1 for one in weights)
+    assert swapped > 3
+    assert len({version for sample in samples for version in sample.versions}) > 3
+    assert bench.engine.version == 101
+    assert memory[-1] - memory[20] < 64 << 20
 
 
 async def test_weights_are_released_once_the_next_are_served(bench: Any) -> None:
@@ -194,3 +222,39 @@ async def test_drain_without_time_aborts_what_is_in_flight(bench: Any) -> None:
     await bench.engine.drain(0.0)
     finishes = {sample.finish for sample in await reading}
     assert "abort" in finishes
+
+
+async def test_stop_string_ends_the_sample_with_the_token_that_completes_it(bench: Any) -> None:
+    """Case 51: over tokens, as text; the sample keeps that token."""
+    whole = await bench.collect(bench.request(seeds=(1, 2, 3, 4, 5, 6), tokens=30))
+    strings = tuple({bench.text(sample.token_ids[2:4]) for sample in whole if len(sample.token_ids) > 5})
+    assert strings
+    for sample in await bench.collect(bench.request(seeds=(1, 2, 3, 4, 5, 6), tokens=30, strings=strings)):
+        text = bench.text(sample.token_ids)
+        assert not any(string in text[:-1] for string in strings)
+        assert (sample.finish == "stop") == any(text.endswith(string) for string in strings)
+        assert len(sample.logprobs) == len(sample.token_ids)
+    stopped = await bench.collect(bench.request(seeds=(1,), tokens=30, strings=strings))
+    assert stopped[0].finish == "stop"
+
+
+async def test_likeliest_tokens_come_with_each_token_where_asked_for(bench: Any) -> None:
+    for sample in await bench.collect(bench.request(heads=4, temperature=0.8)):
+        assert len(sample.heads) == len(sample.token_ids)
+        for token, logprob, head in zip(sample.token_ids, sample.logprobs, sample.heads, strict=True):
+            values = [value for _, value in head]
+            assert len(head) == 4
+            assert values == sorted(values, reverse=True)
+            assert sum(math.exp(value) for value in values) < 1.0001
+            if token in dict(head):
+                assert dict(head)[token] == pytest.approx(logprob, abs=1e-4)
+            else:
+                assert logprob <= values[-1] + 1e-4
+    assert all(not sample.heads for sample in await bench.collect(bench.request()))
+
+
+async def test_tokens_over_kept_keys_and_values_are_flagged_and_no_others(bench: Any) -> None:
+    samples = await bench.collect_across_a_swap(bench.request(seeds=tuple(range(6)), tokens=30))
+    for sample in samples:
+        assert sample.kept == [bench.keeps_cache and version == 2 for version in sample.versions]
+    assert all(not any(sample.kept) for sample in await bench.collect(bench.request()))

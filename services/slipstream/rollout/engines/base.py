@@ -15,17 +15,22 @@ import numpy.typing as npt
 
 from slipstream.messages import Finish
 
+Head = tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample: `temperature` 0 is greedy; `stop_ids` end a completion and belong to it.
 
-    A greedy token carries the logprob that it has at temperature 1.
+    A greedy token carries the logprob that it has at temperature 1. The token that completes one of `stop_strings`
+    is a completion's last. `top_logprobs` asks for the likeliest tokens beside each sampled one.
     """
 
     temperature: float
     max_new_tokens: int
     stop_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...] = ()
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,9 @@ class Chunk:
     """New tokens of one sample, all sampled by `version`; `finish` is set on the sample's last chunk.
 
     `logprobs` are natural logs under the distribution that was sampled from (after temperature). An empty
-    completion is one chunk without tokens and with a finish reason.
+    completion is one chunk without tokens and with a finish reason. `heads` holds, where it was asked for, the
+    likeliest ids of each token's distribution with their logprobs, likeliest first. `kept_cache` says that the
+    tokens may have attended to keys and values that older versions computed.
     """
 
     sample: int
@@ -66,6 +73,8 @@ class Chunk:
     logprobs: tuple[float, ...]
     version: int
     finish: Finish | None = None
+    heads: tuple[Head, ...] = ()
+    kept_cache: bool = False
 
 
 class ServedWeights(Protocol):
@@ -86,6 +95,11 @@ class ServedWeights(Protocol):
 
 class Engine(Protocol):
     """A generator. Methods are called from one event loop; heavy work happens off it."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether `swap` changes what is served; if not, `version` is set once by `start`."""
+        ...
 
     @property
     def version(self) -> int | None:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from slipstream.messages import Finish
-from slipstream.rollout.engines.base import Chunk
+from slipstream.rollout.engines.base import Chunk, Head
 from slipstream.rollout.engines.rows import Decoder, Row
 from slipstream.rollout.engines.sampler import Sampler, uniforms
+from slipstream.rollout.engines.stops import StopStrings
 from slipstream.rollout.engines.stream import GroupStream
 
 Deliveries = list[tuple[GroupStream, Chunk]]
@@ -26,15 +27,19 @@ class DecodeLoop:
         prefill_tokens: Most prompt tokens computed in one step (one prompt always may).
         recompute: Whether a swap computes the caches of rows in flight again, so that tokens after it have
             exactly the logprobs of the new version; else they attend to keys and values of older versions.
+        stops: Looks for stop strings.
     """
 
-    def __init__(self, decoder: Decoder, slots: int, prefill_tokens: int, recompute: bool) -> None:
+    def __init__(
+        self, decoder: Decoder, slots: int, prefill_tokens: int, recompute: bool, stops: StopStrings
+    ) -> None:
         self.decoder = decoder
         self.version = -1
         self._sampler = Sampler()
         self._slots = slots
         self._prefill_tokens = prefill_tokens
         self._recompute = recompute
+        self._stops = stops
         self._waiting: deque[Row] = deque()
         self._running: set[Row] = set()
 
@@ -57,6 +62,9 @@ class DecodeLoop:
         self.version = version
         if self._recompute:
             self.decoder.recompute()
+            return
+        for row in self._running:
+            row.draft.kept_cache = True
 
     def abort(self, stream: GroupStream | None) -> Deliveries:
         """End every row of a stream, or of all streams."""
@@ -74,10 +82,11 @@ class DecodeLoop:
         rows, logits_VN = self.decoder.step(fresh)
         temperatures = [row.stream.request.sampling.temperature for row in rows]
         numbers = uniforms([row.seed for row in rows], [row.made for row in rows])
-        for row, token, logprob in zip(
-            rows, *self._sampler.draw(logits_VN, temperatures, numbers), strict=True
-        ):
-            ready += self._take(row, token, logprob)
+        counts = [row.stream.request.sampling.top_logprobs for row in rows]
+        heads = self._sampler.heads(logits_VN, temperatures, counts) if any(counts) else [()] * len(rows)
+        ids, logprobs = self._sampler.draw(logits_VN, temperatures, numbers)
+        for row, token, logprob, head in zip(rows, ids, logprobs, heads, strict=True):
+            ready += self._take(row, token, logprob, head)
         return ready
 
     def _admit(self, ready: Deliveries) -> list[list[Row]]:
@@ -100,12 +109,13 @@ class DecodeLoop:
                 budget -= len(row.ids)
         return groups
 
-    def _take(self, row: Row, token: int, logprob: float) -> Deliveries:
+    def _take(self, row: Row, token: int, logprob: float, head: Head) -> Deliveries:
         if not math.isfinite(logprob):  # the sample cannot be trained on, and a made-up number must not be
             return self._end(row, "abort")
         row.ids.append(token)
-        ready = [(row.stream, chunk) for chunk in row.draft.add(token, logprob, self.version)]
-        if token in row.stream.request.sampling.stop_ids:
+        ready = [(row.stream, chunk) for chunk in row.draft.add(token, logprob, self.version, head)]
+        sampling = row.stream.request.sampling
+        if token in sampling.stop_ids or self._stops.hit(sampling, row.ids[row.prompt_length :]):
             ready += self._end(row, "stop")
         elif row.made >= row.limit:
             ready += self._end(row, "length")

@@ -45,9 +45,7 @@ class Sampler:
 
         A column with a NaN gives a NaN logprob.
         """
-        if any(t not in (0.0, 1.0) for t in temperatures):
-            scales_N = torch.tensor([1.0 / t if t else 1.0 for t in temperatures], dtype=logits_VN.dtype)
-            logits_VN = logits_VN * scales_N
+        logits_VN = _scaled(logits_VN, temperatures)
         peaks_N = logits_VN.amax(dim=0)
         weights_KJN = self._weights(logits_VN, peaks_N)
         cumulated_KN = weights_KJN.sum(dim=1).double().cumsum(dim=0)
@@ -58,6 +56,15 @@ class Sampler:
         chosen_N = logits_VN.gather(0, ids_N[None])[0]
         logprobs_N = (chosen_N - peaks_N).double() - cumulated_KN[-1].log()
         return ids_N.tolist(), logprobs_N.clamp(max=0.0).tolist()
+
+    def heads(
+        self, logits_VN: Tensor, temperatures: Sequence[float], counts: Sequence[int]
+    ) -> list[tuple[tuple[int, float], ...]]:
+        """The likeliest tokens of each column with their logprobs, `counts[n]` of them, likeliest first."""
+        logprobs_VN = _scaled(logits_VN, temperatures).double().log_softmax(dim=0)
+        values_KN, ids_KN = logprobs_VN.topk(min(max(counts), len(logits_VN)), dim=0)
+        columns = zip(ids_KN.t().tolist(), values_KN.t().tolist(), counts, strict=True)
+        return [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in columns]
 
     def _weights(self, logits_VN: Tensor, peaks_N: Tensor) -> Tensor:
         """exp(logit - largest of its column) in blocks, filled up with zeros."""
@@ -70,6 +77,13 @@ class Sampler:
         weights_VN[:size].exp_()
         weights_VN[size:] = 0.0
         return weights_VN.view(blocks, BLOCK, rows)
+
+
+def _scaled(logits_VN: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Logits after temperature; those of a greedy column as at temperature 1."""
+    if all(t in (0.0, 1.0) for t in temperatures):
+        return logits_VN
+    return logits_VN * torch.tensor([1.0 / t if t else 1.0 for t in temperatures], dtype=logits_VN.dtype)
 
 
 def _invert(weights_KJN: Tensor, cumulated_KN: Tensor, uniforms_N: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 from slipstream.errors import SlipstreamError
 from slipstream.messages import Finish
-from slipstream.rollout.engines.base import Chunk, GroupRequest, ServedWeights
+from slipstream.rollout.engines.base import Chunk, GroupRequest, Head, ServedWeights
+from slipstream.rollout.engines.stops import Decode, StopStrings
 from slipstream.rollout.engines.stream import Draft, GroupStream, finished
 
 
@@ -44,7 +45,11 @@ class _Row:
     draft: Draft
     random: random.Random
     length: int
-    made: int = 0
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def made(self) -> int:
+        return len(self.ids)
 
 
 @dataclass(slots=True)
@@ -56,8 +61,11 @@ class _Swap:
 class SimulatedEngine:
     """See the module; implements `slipstream.rollout.engines.base.Engine`."""
 
-    def __init__(self, config: SimulatedConfig) -> None:
+    follows = True
+
+    def __init__(self, config: SimulatedConfig, decode: Decode | None = None) -> None:
         self.config = config
+        self._stops = StopStrings(decode)
         self.version: int | None = None
         self._streams: dict[str, GroupStream] = {}
         self._waiting: deque[_Row] = deque()
@@ -88,6 +96,7 @@ class SimulatedEngine:
             raise SlipstreamError("engine: no weights are served yet")
         if request.request_id in self._streams:
             raise SlipstreamError(f"engine: request {request.request_id!r} is already being generated")
+        self._stops.check(request.sampling)
         stream = self._streams[request.request_id] = GroupStream(request)
         for sample, seed in enumerate(request.seeds):
             self._waiting.append(self._new_row(stream, sample, seed))
@@ -164,15 +173,25 @@ class SimulatedEngine:
 
     def _advance(self, row: _Row, version: int) -> None:
         sampling = row.stream.request.sampling
-        row.made += 1
-        ended = row.made == row.length
-        stops = ended and bool(sampling.stop_ids) and row.length < sampling.max_new_tokens
+        last = row.made + 1 == row.length
+        stops = last and bool(sampling.stop_ids) and row.length < sampling.max_new_tokens
         token = sampling.stop_ids[0] if stops else self._draw_token(row)
-        for chunk in row.draft.add(token, -row.random.expovariate(1.0), version):
+        logprob = -row.random.expovariate(1.0)
+        row.ids.append(token)
+        for chunk in row.draft.add(token, logprob, version, self._head(token, logprob, sampling.top_logprobs)):
             row.stream.put(chunk)
-        if ended:
+        stops = stops or self._stops.hit(sampling, row.ids)
+        if last or stops:
             self._rows.remove(row)
             self._finish(row, "stop" if stops else "length")
+
+    def _head(self, token: int, logprob: float, count: int) -> Head:
+        """The sampled token, and the rest of the mass spread evenly over the others."""
+        if not count:
+            return ()
+        rest = math.log1p(-min(math.exp(logprob), 1 - 1e-9)) - math.log(max(1, self.config.vocab_size - 1))
+        others = [(other, rest) for other in range(min(count + 1, self.config.vocab_size)) if other != token]
+        return tuple(sorted([(token, logprob), *others], key=lambda entry: -entry[1])[:count])
 
     def _draw_token(self, row: _Row) -> int:
         stop_ids = row.stream.request.sampling.stop_ids
@@ -187,10 +206,10 @@ class SimulatedEngine:
         wanted = max(1, round(source.lognormvariate(location, self.config.sigma)))
         length = min(wanted, self.config.max_length, stream.request.sampling.max_new_tokens)
         row = _Row(stream, Draft(sample, self.config.chunk_tokens), source, length)
-        for _ in stream.request.prefix(sample):  # drawn elsewhere: what follows is drawn after it
+        for token in stream.request.prefix(sample):  # drawn elsewhere: what follows is drawn after it
             self._draw_token(row)
             source.expovariate(1.0)
-            row.made += 1
+            row.ids.append(token)
         return row
 
     def _finish(self, row: _Row, reason: Finish) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 
 from slipstream.messages import Finish
-from slipstream.rollout.engines.base import Chunk, GroupRequest
+from slipstream.rollout.engines.base import Chunk, GroupRequest, Head
 
 
 class GroupStream:
@@ -60,30 +60,39 @@ async def finished(streams: Iterable[GroupStream], seconds: float) -> None:
 
 
 class Draft:
-    """Tokens of one sample that are not handed on yet: gathered into chunks of one version each."""
+    """Tokens of one sample that are not handed on yet: gathered into chunks of one version each.
+
+    `kept_cache` is set once tokens may attend to keys and values of older versions; see `Chunk`.
+    """
 
     def __init__(self, sample: int, chunk_tokens: int) -> None:
         self.sample = sample
+        self.kept_cache = False
         self._limit = chunk_tokens
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._version = -1
+        self._heads: list[Head] = []
+        self._source = (-1, False)  # version and kept_cache of the tokens held
 
-    def add(self, token: int, logprob: float, version: int) -> list[Chunk]:
+    def add(self, token: int, logprob: float, version: int, head: Head = ()) -> list[Chunk]:
         """Take one token; returns the chunks that became complete."""
-        ready = [self._cut(None)] if self._ids and version != self._version else []
-        self._version = version
+        source = (version, self.kept_cache)
+        ready = [self._cut(None)] if self._ids and source != self._source else []
+        self._source = source
         self._ids.append(token)
         self._logprobs.append(logprob)
+        if head:
+            self._heads.append(head)
         return [*ready, self._cut(None)] if len(self._ids) >= self._limit else ready
 
     def finish(self, reason: Finish, version: int) -> list[Chunk]:
         """End the sample; `version` stamps the last chunk when no token is left for it."""
         if not self._ids:
-            self._version = version
+            self._source = (version, self.kept_cache)
         return [self._cut(reason)]
 
     def _cut(self, finish: Finish | None) -> Chunk:
-        chunk = Chunk(self.sample, tuple(self._ids), tuple(self._logprobs), self._version, finish)
-        self._ids, self._logprobs = [], []
-        return chunk
+        version, kept = self._source
+        ids, logprobs, heads = tuple(self._ids), tuple(self._logprobs), tuple(self._heads)
+        self._ids, self._logprobs, self._heads = [], [], []
+        return Chunk(self.sample, ids, logprobs, version, finish, heads, kept and bool(ids))

@@ -7,7 +7,6 @@ transformers forward. Weights are used where they were mapped; sequences in flig
 from __future__ import annotations
 
 import asyncio
-import itertools
 import warnings
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -22,11 +21,13 @@ from torch import Tensor
 
 from slipstream.errors import SlipstreamError, TransportTimeout
 from slipstream.rollout.engines.base import Chunk, GroupRequest, ServedWeights
+from slipstream.rollout.engines.checks import check_request
 from slipstream.rollout.engines.decode import DecodeLoop, Deliveries
 from slipstream.rollout.engines.generic_decoder import GenericDecoder
 from slipstream.rollout.engines.llama_decoder import LlamaDecoder
 from slipstream.rollout.engines.llama_weights import read_shape
 from slipstream.rollout.engines.rows import Decoder, Row
+from slipstream.rollout.engines.stops import Decode, StopStrings
 from slipstream.rollout.engines.stream import Draft, GroupStream, finished
 from slipstream.rollout.engines.worker import Abort, Submit, Swap, Worker
 
@@ -57,8 +58,11 @@ class TransformersConfig:
 class TransformersEngine:
     """See the module; implements `slipstream.rollout.engines.base.Engine`."""
 
-    def __init__(self, config: TransformersConfig) -> None:
+    follows = True
+
+    def __init__(self, config: TransformersConfig, decode: Decode | None = None) -> None:
         self.config = config
+        self._stops = StopStrings(decode)
         self.version: int | None = None
         self._streams: dict[str, GroupStream] = {}
         self._swapping = asyncio.Lock()
@@ -143,7 +147,8 @@ class TransformersEngine:
             decoder = LlamaDecoder(shape, config.slots, self._context)
         else:
             decoder = GenericDecoder(self._model_config)
-        return DecodeLoop(decoder, config.slots, config.prefill_tokens, config.cache_policy == "recompute")
+        recompute = config.cache_policy == "recompute"
+        return DecodeLoop(decoder, config.slots, config.prefill_tokens, recompute, self._stops)
 
     def _new_rows(self, stream: GroupStream) -> list[Row]:
         request = stream.request
@@ -157,8 +162,7 @@ class TransformersEngine:
 
     def _check(self, request: GroupRequest) -> None:
         """Refuse what would fail or hurt others on the thread."""
-        name, length, vocab = request.request_id, len(request.prompt_ids), self._model_config.vocab_size
-        given = {*request.prompt_ids, *itertools.chain.from_iterable(request.prefixes)}
+        name = request.request_id
         if self._draining:
             raise SlipstreamError("engine: draining, nothing new is taken")
         if self.version is None:
@@ -167,10 +171,8 @@ class TransformersEngine:
             raise SlipstreamError(f"engine: request {name!r} is already being generated")
         if len(self._streams) >= self.config.requests:
             raise SlipstreamError(f"engine: {self.config.requests} requests are in it already")
-        if not 0 < length < self._context:
-            raise SlipstreamError(f"request {name!r}: {length} prompt tokens, 1 to {self._context - 1} fit")
-        if not 0 <= min(given) <= max(given) < vocab:
-            raise SlipstreamError(f"request {name!r}: an id is outside the vocabulary of {vocab}")
+        check_request(request, self._context, self._model_config.vocab_size)
+        self._stops.check(request.sampling)
 
     def _running(self) -> Worker:
         if self._error is not None:

@@ -1,0 +1,77 @@
+"""What every engine that computes a model refuses before it begins: a request, or weights, that do not fit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import SlipstreamError, UserError, WeightsError
+from slipstream.rollout.engines.base import GroupRequest, ServedWeights
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def check_request(request: GroupRequest, context: int, vocabulary: int) -> None:
+    """Refuse a request that the model cannot take.
+
+    Raises:
+        SlipstreamError: The prompt leaves no room in the context, or an id is outside the vocabulary.
+    """
+    name, length = request.request_id, len(request.prompt_ids)
+    given = {*request.prompt_ids, *itertools.chain.from_iterable(request.prefixes)}
+    if not 0 < length < context:
+        raise SlipstreamError(f"request {name!r}: {length} prompt tokens, 1 to {context - 1} fit")
+    if not 0 <= min(given) <= max(given) < vocabulary:
+        raise SlipstreamError(f"request {name!r}: an id is outside the vocabulary of {vocabulary}")
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder; of a model with several parts, the text part's values count.
+
+    Raises:
+        UserError: There is none that can be read.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model.source: {folder}/config.json cannot be read ({error})", "fetch the model again"
+        ) from error
+    return {**content, **content.get("text_config", {})}
+
+
+def expected_shapes(folder: Path) -> Shapes:
+    """Names and shapes of the tensors in the folder's safetensors files, from their headers alone."""
+    shapes: Shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return shapes
+
+
+def check_weights(weights: ServedWeights, expected: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:
+    """Refuse a version before anything of it is applied: half of it would be a mixture.
+
+    Args:
+        tied_head: The output head is the embedding, so that it may come along or not.
+
+    Raises:
+        WeightsError: Names the first tensor that is missing, unknown or of another shape.
+    """
+    optional = {"lm_head.weight"} if tied_head else set()
+    for name in [*expected, *weights.tensors]:
+        if name in optional:
+            continue
+        if name not in weights.tensors:
+            raise WeightsError(f"weights lack tensor {name!r}")
+        if name not in expected:
+            raise WeightsError(f"tensor {name!r} is no part of this model")
+        if weights.tensors[name].shape != expected[name]:
+            found, wanted = list(weights.tensors[name].shape), list(expected[name])
+            raise WeightsError(f"tensor {name!r} has shape {found} instead of {wanted}")

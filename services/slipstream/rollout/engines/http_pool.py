@@ -1,0 +1,136 @@
+"""The servers of an http engine: which of them may be asked, and moving them all to a new version."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.errors import SlipstreamError, UserError, WeightsError
+from slipstream.rollout.engines.base import ServedWeights
+from slipstream.rollout.engines.handover import Handover, hand_over
+from slipstream.rollout.engines.http_client import HttpClient, HttpError
+from slipstream.rollout.engines.http_config import KEY_VARIABLE, HttpConfig
+from slipstream.rollout.engines.http_dialects import Dialect, SglangDialect, VllmDialect
+
+log = logging.getLogger("slipstream.rollout")
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One server. It is asked only while it serves the pool's version; `busy` counts its samples in flight."""
+
+    client: HttpClient
+    version: int | None = None
+    busy: int = 0
+    trouble: str = ""
+
+
+class Pool:
+    """Equal servers, each at one version; one that fails is left out until it takes a version again."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._config = config
+        key = os.environ.get(KEY_VARIABLE, "")
+        self.endpoints = [Endpoint(HttpClient(url.rstrip("/"), key)) for url in config.endpoints]
+        self.dialect: Dialect = VllmDialect(config.model) if config.server == "vllm" else SglangDialect()
+
+    async def open(self) -> None:
+        """Look at every server.
+
+        Raises:
+            UserError: One is not there, or cannot be updated though its weights are to follow the learner's.
+        """
+        for endpoint in self.endpoints:
+            url = endpoint.client.base
+            try:
+                await self.dialect.open(endpoint.client)
+                updatable = self._config.fixed_weights or await self.dialect.can_update(endpoint.client)
+            except HttpError as error:
+                raise UserError(
+                    f"rollout.engine.options: endpoints: {error}", "start the server, or mend the URL"
+                ) from None
+            if not updatable:
+                raise UserError(
+                    f"rollout.engine.options: endpoints: {url} takes no new weights, so its tokens would carry false "
+                    "versions",
+                    "start it as docs/engines.md says, or set fixed_weights: true to generate with what it has",
+                )
+            if self._config.fixed_weights:
+                endpoint.version = 0
+
+    def pick(self, version: int) -> Endpoint | None:
+        """The server with the fewest samples among those that serve the version."""
+        serving = [endpoint for endpoint in self.endpoints if endpoint.version == version]
+        return min(serving, key=lambda endpoint: endpoint.busy, default=None)
+
+    def lost(self, endpoint: Endpoint, why: str) -> None:
+        """Leave a server out until it takes a version again; one with fixed weights is only asked last."""
+        if not self._config.fixed_weights:
+            endpoint.version = None
+        if why != endpoint.trouble:
+            endpoint.trouble = why
+            log.warning("a server is left out: %s", why)
+
+    async def update(self, weights: ServedWeights) -> None:
+        """Move every server; one that does not take the version is left out.
+
+        Raises:
+            WeightsError: None of them took it.
+        """
+        with self._offer(weights) as handover:
+            results = await asyncio.gather(*(self._update_one(each, handover) for each in self.endpoints))
+        if not any(results):
+            reasons = "; ".join(each.trouble for each in self.endpoints)
+            raise WeightsError(f"no server took version {weights.version}: {reasons}")
+
+    async def _update_one(self, endpoint: Endpoint, handover: Handover) -> bool:
+        endpoint.version = None
+        try:
+            await self.dialect.update(endpoint.client, handover, self._config.swap_seconds)
+        except (SlipstreamError, TimeoutError) as error:
+            self.lost(endpoint, str(error) or f"{endpoint.client.base}: no answer in time")
+            return False
+        endpoint.version, endpoint.trouble = handover.version, ""
+        return True
+
+    @contextmanager
+    def _offer(self, weights: ServedWeights) -> Iterator[Handover]:
+        """Where the servers find the version: this host's memory, or a file or folder that they share with us."""
+        with hand_over(weights) as handover:
+            share = self._config.share
+            if share is None:
+                yield handover
+                return
+            target = share / f"slipstream-{os.getpid()}-{weights.version}"
+            try:
+                if self._config.server == "vllm":
+                    shutil.copyfile(handover.path, target)
+                else:
+                    _write_model(self._config.folder, weights, target)
+                yield replace(handover, path=str(target))
+            finally:
+                shutil.rmtree(target, ignore_errors=True) if target.is_dir() else target.unlink(missing_ok=True)
+
+
+def _write_model(folder: Path, weights: ServedWeights, target: Path) -> None:
+    """A model folder with these weights: config and tokenizer beside one safetensors file."""
+    import torch
+    from safetensors.torch import save_file
+
+    target.mkdir(parents=True)
+    for path in folder.iterdir():
+        if path.is_file() and ".safetensors" not in path.name:
+            shutil.copyfile(path, target / path.name)
+    tensors = {}
+    for name, array in weights.tensors.items():
+        flat = torch.from_numpy(np.array(array).view(np.int16) if array.dtype == np.uint16 else np.array(array))
+        tensors[name] = flat.view(torch.bfloat16) if array.dtype == np.uint16 else flat
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})

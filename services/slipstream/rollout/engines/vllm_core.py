@@ -1,0 +1,212 @@
+"""One life of a vLLM engine: AsyncLLM in this process, and each token stamped with the version that sampled it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+from slipstream.errors import SlipstreamError
+from slipstream.rollout.engines.base import Head, Sampling
+from slipstream.rollout.engines.handover import Handover
+from slipstream.rollout.engines.vllm_config import VllmConfig, engine_arguments, environment
+
+SHUTDOWN_SECONDS = 10.0
+
+
+class CoreDied(SlipstreamError):
+    """vLLM's own processes ended."""
+
+
+class Token(NamedTuple):
+    """One sampled token; `head` holds the likeliest ids beside it where they were asked for."""
+
+    id: int
+    logprob: float
+    version: int
+    head: Head
+
+
+class VllmCore:
+    """Starts, feeds and ends vLLM; made anew when it died.
+
+    vLLM labels each step's output with the version that its core served in that step. The label is taken where
+    outputs arrive, message by message, since vLLM merges what its reader has not fetched yet.
+    """
+
+    def __init__(self, llm: Any, config: VllmConfig) -> None:
+        self._llm = llm
+        self._config = config
+        self._stamps: dict[str, deque[tuple[int, int]]] = {}
+        self._tap()
+
+    @classmethod
+    async def start(cls, config: VllmConfig) -> VllmCore:
+        """Load the model and start vLLM's processes, off the event loop.
+
+        Raises:
+            SlipstreamError: vLLM refused or failed, with its own words, or was not ready in time.
+        """
+        work = asyncio.ensure_future(asyncio.to_thread(_launch, config))
+        try:
+            llm = await asyncio.wait_for(asyncio.shield(work), config.start_seconds)
+        except TimeoutError:
+            raise SlipstreamError(f"engine: vLLM was not ready within {config.start_seconds:.0f} s") from None
+        except Exception as error:
+            raise SlipstreamError(f"engine: vLLM did not start: {_first_line(error)}") from error
+        core = cls(llm, config)
+        await core._begin()
+        return core
+
+    @property
+    def dead(self) -> bool:
+        """Whether vLLM's processes ended by themselves."""
+        return bool(self._llm.errored)
+
+    async def decode(
+        self, name: str, ids: Sequence[int], limit: int, seed: int, sampling: Sampling, salt: str
+    ) -> AsyncIterator[Token]:
+        """Sample up to `limit` tokens after the ids; leaving early ends the sequence.
+
+        Args:
+            name: Unique among the sequences in flight. salt: Prefixes are shared only under the same one.
+
+        Raises:
+            CoreDied: vLLM's processes ended.
+        """
+        stamps = self._stamps[name] = deque()
+        params = _params(sampling, limit, seed)
+        queue, finished = None, False
+        try:
+            queue = await self._llm.add_request(
+                name, {"prompt_token_ids": list(ids), "cache_salt": salt}, params
+            )
+            while not finished:
+                output = await queue.get()
+                finished = output.finished
+                for token in _tokens(output.outputs[0], stamps, sampling.top_logprobs):
+                    yield token
+        except Exception as error:
+            raise self._meaning(error) from error
+        finally:
+            self._stamps.pop(name, None)
+            if queue is not None:
+                if not finished and not self.dead:
+                    await self._llm.abort(queue.request_id, internal=True)
+                queue.close()
+
+    async def load(self, handover: Handover, recompute: bool) -> None:
+        """Pause between two steps, load a version, and go on; sequences in flight stay.
+
+        If this fails, the weights may be a mixture: the core must not be used any more.
+
+        Raises:
+            CoreDied: vLLM's processes ended. SlipstreamError: The weights were refused, or not taken in time.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        version, seconds = str(handover.version), self._config.swap_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._llm.pause_generation(mode="keep", clear_cache=recompute)
+                await self._llm.start_weight_update()
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=handover.message()))
+                await self._llm.finish_weight_update(version)
+                served = await self._llm.get_weight_version()
+                if served != version:
+                    raise SlipstreamError(f"engine: vLLM serves version {served} after {version} was loaded")
+                await self._llm.resume_generation()
+        except TimeoutError:
+            raise SlipstreamError(f"engine: vLLM took no weights within {seconds:.0f} s") from None
+        except Exception as error:
+            raise self._meaning(error) from error
+
+    async def shutdown(self) -> None:
+        """End vLLM's processes; harmless when they are dead."""
+        with contextlib.suppress(Exception):  # it is on its way out, and its own clean-up is noisy
+            await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
+
+    async def _begin(self) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"pid": os.getpid()}))
+
+    def _tap(self) -> None:
+        client = self._llm.engine_core
+        fetch = client.get_output_async
+
+        async def stamped() -> Any:
+            outputs = await fetch()
+            for output in outputs.outputs:
+                if output.new_token_ids:
+                    self._stamp(output.request_id, outputs.weight_version, len(output.new_token_ids))
+            return outputs
+
+        client.get_output_async = stamped
+
+    def _stamp(self, internal: str, label: str, count: int) -> None:
+        stamps = self._stamps.get(internal.rpartition("-")[0])  # vLLM appends -XXXXXXXX to our name
+        if stamps is not None:
+            stamps.append((int(label), count))
+
+    def _meaning(self, error: Exception) -> SlipstreamError:
+        if isinstance(error, SlipstreamError):
+            return error
+        if self.dead:
+            return CoreDied("engine: vLLM's processes ended; see its own output for the cause")
+        return SlipstreamError(f"engine: vLLM failed: {_first_line(error)}")
+
+
+def _launch(config: VllmConfig) -> Any:
+    for name, value in environment(config).items():
+        os.environ.setdefault(name, value)
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    transfer = WeightTransferConfig(backend="slipstream")
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**engine_arguments(config), weight_transfer_config=transfer)
+    )
+
+
+def _params(sampling: Sampling, limit: int, seed: int) -> Any:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        max_tokens=limit,
+        seed=seed,
+        stop_token_ids=list(sampling.stop_ids),
+        ignore_eos=True,  # what stops is in stop_ids, and nothing else
+        logprobs=sampling.top_logprobs,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _tokens(output: Any, stamps: deque[tuple[int, int]], top: int) -> list[Token]:
+    """A piece of a completion, each token with its stamp."""
+    found = []
+    for token, entries in zip(output.token_ids, output.logprobs or (), strict=True):
+        version, left = stamps.popleft()
+        if left > 1:
+            stamps.appendleft((version, left - 1))
+        found.append(Token(int(token), float(entries[token].logprob), version, _head(entries, top)))
+    return found
+
+
+def _head(entries: Any, top: int) -> Head:
+    ranked = sorted(
+        (entry.rank, int(token), float(entry.logprob))
+        for token, entry in entries.items()
+        if entry.rank is not None
+    )
+    return tuple((token, logprob) for _, token, logprob in ranked[:top])
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

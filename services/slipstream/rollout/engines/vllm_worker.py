@@ -1,0 +1,116 @@
+"""Inside vLLM's worker processes: takes a version of the weights from shared memory by name.
+
+vLLM imports this module in each worker before the model is loaded, which registers the back end `slipstream`. A
+whole version is loaded between two steps; each layer is packed again as it comes in, and the output head as well.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+BACKEND = "slipstream"
+
+
+@dataclass
+class Owner(WeightTransferInitInfo):
+    """The process that these workers belong to; when it dies, they do. 0: they belong to none."""
+
+    pid: int
+
+
+@dataclass
+class Version(WeightTransferUpdateInfo):
+    """Where one version lies, as `Handover.message` says it."""
+
+    version: int
+    path: str
+    nbytes: int
+    tensors: list[Any]
+
+
+class SharedMemoryTransfer(WeightTransferEngine[Owner, Version]):  # type: ignore[misc]
+    """vLLM's weight-transfer back end over shared memory."""
+
+    init_info_cls = Owner
+    update_info_cls = Version
+    supports_draft_weight_update = False
+
+    def init_transfer_engine(self, init_info: Owner) -> None:
+        """Begin to watch the owner."""
+        if init_info.pid:
+            threading.Thread(target=_end_with, args=(init_info.pid,), name="owner-watch", daemon=True).start()
+
+    def start_weight_update(self) -> None:
+        """Take every layer's parameters aside, to be filled anew."""
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Version) -> None:
+        """Load a whole version from its mapping; nothing is copied but into the layers themselves."""
+        fd = os.open(update_info.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapping = mmap.mmap(fd, update_info.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.model.load_weights(_tensors(mapping, update_info.tensors))
+
+    def finish_weight_update(self) -> None:
+        """Pack what is not packed yet.
+
+        On CPUs the output head keeps a packed copy, which a head tied to the embedding never gets anew by itself:
+        it would go on with the old values, and every logprob with it.
+        """
+        finalize_layerwise_reload(self.model, self.model_config)
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+
+    def shutdown(self) -> None:
+        """Nothing is held between updates."""
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker so that this module is imported there."""
+
+
+def _tensors(mapping: mmap.mmap, specs: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    flat = torch.frombuffer(mapping, dtype=torch.uint8)  # read-only pages: nothing here may write
+    for name, dtype, shape, offset in specs:
+        kind = getattr(torch, dtype)
+        count = torch.Size(shape).numel() * kind.itemsize
+        yield name, flat[offset : offset + count].view(kind).view(shape)
+
+
+def _end_with(owner: int) -> None:
+    """End this worker and the core above it once the owner is gone, however it went."""
+    core = os.getppid()
+    fd = os.pidfd_open(owner)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+    if os.getppid() == core:
+        os.kill(core, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
