@@ -148,7 +148,7 @@ class VllmCore:
         client.get_output_async = stamped
 
     def _stamp(self, internal: str, label: str, count: int) -> None:
-        stamps = self._stamps.get(internal.rpartition("-")[0])  # vLLM appends a dash and 8 characters of its own
+        stamps = self._stamps.get(internal.rpartition("-")[0])  # vLLM adds a suffix
         if stamps is not None:
             stamps.append((int(label), count))
 
