@@ -44,6 +44,7 @@ GOLDEN_HEADER = {
             "reward": 1.0,
             "components": {"math": 1.0, "style": None},
             "unscored": "",
+            "kept_cache": False,
         },
         {
             "tokens": 0,
@@ -53,6 +54,7 @@ GOLDEN_HEADER = {
             "reward": None,
             "components": {},
             "unscored": "timeout",
+            "kept_cache": False,
         },
     ],
     "kind": "train",
