@@ -91,6 +91,16 @@ class RunFolder:
         """One JSON line per finished evaluation."""
         return self.path / "evaluations.jsonl"
 
+    @property
+    def samples(self) -> Path:
+        """Samples of the steps, one JSON line a step, thinned out to a bound."""
+        return self.path / "samples.jsonl"
+
+    @property
+    def dropped(self) -> Path:
+        """Groups that were dropped and why, one JSON line each, a few of many."""
+        return self.path / "dropped.jsonl"
+
     def buffer(self, shard: int) -> Path:
         """The store of one buffer shard."""
         return self.path / "buffer" / f"shard-{shard}.sqlite"

@@ -229,7 +229,15 @@ class SupervisorSection(Section):
 
 
 class TelemetrySection(Section):
-    """Logs."""
+    """Logs, and what is kept and sent for people to look at."""
 
     log_format: Literal["auto", "human", "json"] = setting("auto", "auto is human on a terminal, else json")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe line shown")
+    samples_per_step: int = setting(4, "samples of each step kept for the report; 0 keeps none", ge=0, le=64)
+    samples_mb: float = setting(16.0, "most MiB of them in the run's folder; older ones are thinned out", gt=0)
+    tensorboard: bool = setting(False, "also write the steps as TensorBoard events (extra: tensorboard)")
+    wandb: str | None = setting(None, "also send the steps to this Weights & Biases project (extra: wandb)")
+    otlp_endpoint: str | None = setting(
+        None,
+        "send a trace of each ticket's life to this OTLP endpoint, such as http://localhost:4318 (extra: otel)",
+    )

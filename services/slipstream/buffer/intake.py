@@ -29,7 +29,7 @@ class _Arrival:
 
 
 class Intake:
-    """Stores groups; `shelve` is told of each one that a step may take."""
+    """Stores groups; `shelve` is told of each one that a step may take, `dropped` of each that none will."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Intake:
         quota: Quota,
         shelve: Callable[[int], None],
         metrics: BufferMetrics,
+        dropped: Callable[[Group, str], None] = lambda group, reason: None,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -50,6 +51,7 @@ class Intake:
         self._quota = quota
         self._shelve = shelve
         self._pace = Pace(lines=5, seconds=10.0)
+        self._show_dropped = dropped
 
     async def store(self, frames: Frames) -> Reply:
         """Store one scored group; "ok" means that it is on disk and in the ledger, or listed as dropped.
@@ -100,6 +102,7 @@ class Intake:
 
     async def _drop(self, group: Group, reason: str) -> None:
         await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count)
+        self._show_dropped(group, reason)
         self._metrics.received.labels(reason).inc()
 
     async def run(self) -> None:

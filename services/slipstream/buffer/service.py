@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from slipstream.buffer.intake import Intake
 from slipstream.buffer.offers import Offers
+from slipstream.buffer.showing import Dropped
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.lifecycle.life import Life, Service
@@ -15,6 +16,7 @@ from slipstream.run_folder import RunFolder
 from slipstream.shards import index_of
 from slipstream.telemetry.book import BookMetrics
 from slipstream.telemetry.metrics import BufferMetrics
+from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import REFUSED, Delivery, Reply
 
 log = logging.getLogger("slipstream.buffer")
@@ -34,7 +36,10 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             await site.ledger.state(wait_s=OPEN_SECONDS)
             offers = Offers(config, site.ledger, store, index, metrics)
             await offers.catch_up()
-            intake = Intake(config, site.ledger, store, offers.shard, offers.quota, offers.shelve, metrics)
+            dropped = Dropped(SampleLog(folder.dropped, config.telemetry.samples_mb))
+            intake = Intake(
+                config, site.ledger, store, offers.shard, offers.quota, offers.shelve, metrics, dropped.show
+            )
             life.watch("intake", intake.run())
             life.watch("housekeeping", offers.keep_house(life))
             life.watch("book", BookMetrics(metrics).follow(site.ledger, life))

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import configs, inspect, run
+from slipstream.cli import configs, inspect, run, watching
 from slipstream.cli import metrics as cli_metrics
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
 from slipstream.telemetry.logs import LAST_WORD, under_supervisor
@@ -140,6 +140,23 @@ def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
     _run_argument(replay)
     replay.add_argument("--after", type=int, metavar="STEP", help="begin with the checkpoint of this step")
     replay.set_defaults(command=inspect.replay)
+
+    status = _command(commands, "status", "where a run stands, in a few lines or as JSON")
+    _run_argument(status)
+    status.add_argument("--json", action="store_true", help="everything, for scripts")
+    status.set_defaults(command=watching.status)
+
+    more = "Keys: p pauses and resumes, c saves a checkpoint, d drains and ends, q leaves the view."
+    top = _command(commands, "top", "watch a run in the terminal", more)
+    _run_argument(top)
+    top.add_argument("--once", action="store_true", help="print one picture and end")
+    top.set_defaults(command=watching.top)
+
+    more = "One page with curves, histograms, samples and provenance, that needs no network. Works on a live run too."
+    report = _command(commands, "report", "write a run as one HTML page", more)
+    _run_argument(report)
+    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default is report.html")
+    report.set_defaults(command=watching.report)
 
     summary = _command(commands, "summary", "what a run reached, and where the time went")
     _run_argument(summary)

@@ -36,6 +36,7 @@ class StepReport:
         metrics: Values by their exported name.
         seconds: Wall seconds of `build`, `forward`, `backward` and `optimizer`.
         cpu_seconds: The same in CPU seconds of this process.
+        logprobs: The learner's, of the samples that were watched and went through the model, by their number.
     """
 
     stepped: bool = False
@@ -56,6 +57,7 @@ class StepReport:
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
 
     def count(self, shared: Sequence[Sequence[Rows]], pair_cost: float) -> None:
         """Take note of how the batch is cut, for each rank its micro-batches."""

@@ -19,6 +19,7 @@ from slipstream.learner.restore import Line, reopen
 from slipstream.learner.saving import Saver
 from slipstream.learner.setup import Parts, open_parts
 from slipstream.learner.telling import Telling
+from slipstream.learner.wishes import Wishes
 from slipstream.learner.work import follower
 from slipstream.lifecycle.life import Life, Service
 from slipstream.run_folder import RunFolder
@@ -53,6 +54,7 @@ class Learner:
         self._evaluations = Evaluations(parts, line)
         self._saver = Saver(parts, line.step)
         self._telling = Telling(parts)
+        self._wishes = Wishes(parts.ledger)
 
     async def run(self) -> None:
         """Train until the configured steps are made, the data ends, or a stop is asked for."""
@@ -61,12 +63,14 @@ class Learner:
         await self._parts.publishing.publish(self._line.version)
         self._life.watch("checkpoints", self._saver.run())
         self._life.watch("evaluations", self._evaluations.collect(self._life))
+        self._life.watch("wishes", self._wishes.follow(self._life))
         if self._evaluation_is_due():
             await self._evaluations.ask(self._line)
         self._life.drains()
-        while not self._done():
+        while not self._done() and not self._wishes.drain:
             started = time.monotonic()
-            batch = await self._life.unless_stopped(self._intake.take(self._line))
+            taking = self._wishes.unless_drained(self._intake.take(self._line))
+            batch = await self._life.unless_stopped(taking)
             if batch is None:
                 break
             await self._step(batch, started)
@@ -97,6 +101,7 @@ class Learner:
     async def _step(self, batch: Batch, started: float) -> None:
         """One transaction: trained, committed, and only then visible to the generators."""
         waited, before = time.monotonic() - started, self._line.version
+        self._telling.choose(batch, self._line.step + 1)
         report = await asyncio.to_thread(self._parts.trainer.step, batch, before, self._line.lost)
         line = Line(self._line.step + 1, before + report.stepped, self._line.lost)
         trained_on = [(group.ticket, group.attempt) for group, _ in batch]
@@ -106,7 +111,7 @@ class Learner:
         if report.stepped:
             await self._parts.publishing.publish(line.version)
         report.seconds |= {"wait": waited, "publish": time.monotonic() - trained}
-        if line.step % self._parts.config.learner.checkpoint.every == 0:
+        if self._wishes.take_checkpoint() or line.step % self._parts.config.learner.checkpoint.every == 0:
             report.seconds["checkpoint"] = await self._saver.hold(line)
         kept = await self._keep_record(line, before, batch, report)
         seconds = time.monotonic() - started
@@ -139,15 +144,16 @@ class Learner:
         return bool(config.every) and step % config.every == 0
 
     async def _finish(self) -> None:
-        """Evaluate the final weights, save them, and close the run."""
+        """Evaluate the final weights unless more may follow, save them, and close the run."""
         await self._parts.ledger.pause()
-        if self._parts.config.evaluation.at_end:
+        drained = self._wishes.drain and not self._done()
+        if self._parts.config.evaluation.at_end and not drained:
             await self._evaluations.ask(self._line)
         await self._save()
         if await self._life.unless_stopped(self._evaluations.finished()) is None:
             return  # a resume asks for the rest
         await self._parts.publishing.settled()
-        await self._parts.ledger.finish("trained")
+        await self._parts.ledger.finish("drained" if drained else "trained")
 
     async def _save(self) -> None:
         """See to a durable checkpoint of this very step."""

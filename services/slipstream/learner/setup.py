@@ -20,7 +20,7 @@ from slipstream.prompts.build import build_prompts
 from slipstream.prompts.sets import PromptSet
 from slipstream.run_folder import RunFolder
 from slipstream.telemetry.metrics import LearnerMetrics
-from slipstream.tokens import load_tokenizer
+from slipstream.tokens import Tokenizer, load_tokenizer
 from slipstream.transport.base import Sender
 from slipstream.weights.manifest import Manifest
 
@@ -40,6 +40,7 @@ class Parts:
     prompts: PromptSet
     evaluations: Mapping[str, PromptSet]
     metrics: LearnerMetrics
+    tokenizer: Tokenizer
 
 
 async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, stack: AsyncExitStack) -> Parts:
@@ -74,6 +75,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         prompts,
         evaluations,
         metrics,
+        tokenizer,
     )
 
 

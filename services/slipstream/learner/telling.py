@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import deque
@@ -14,8 +15,10 @@ from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.learner.shape import shape_of
+from slipstream.learner.showing import chosen, shown_step
 from slipstream.run_folder import append_line
 from slipstream.telemetry.logs import know
+from slipstream.telemetry.samples import SampleLog
 
 log = logging.getLogger("slipstream.learner")
 _RECENT_STEPS = 20
@@ -28,7 +31,19 @@ class Telling:
         self._parts = parts
         self._pipeline = Pipeline()
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._per_step = parts.config.telemetry.samples_per_step
+        self._samples = SampleLog(parts.folder.samples, parts.config.telemetry.samples_mb)
+        self._choice: tuple[int, list[int]] | None = None
         parts.metrics.steps.set(parts.config.run.steps or 0)
+
+    def choose(self, batch: Batch, step: int) -> None:
+        """Choose what a person is to see of the batch, before it is trained on."""
+        if not self._per_step:
+            return
+        groups = [group for group, _ in batch]
+        index, picked = self._choice = chosen(groups, step, self._per_step)
+        before = sum(len(group.samples) for group in groups[:index])
+        self._parts.trainer.watched = frozenset(before + each for each in picked)
 
     async def step(
         self, line: Line, before: int, batch: Batch, report: StepReport, record: dict[str, Any]
@@ -56,6 +71,9 @@ class Telling:
         pace = sum(self._recent) / len(self._recent)
         log.info("%s", progress_line(record, config.run.steps, pace))
         self._show(record, verdict)
+        if self._choice is not None:
+            shown = shown_step(batch, self._choice, report.logprobs, self._parts.tokenizer, line.step, before)
+            await asyncio.to_thread(self._samples.write, shown)
 
     async def _judge(self, report: StepReport) -> Verdict | None:
         if self._pipeline.step(report.seconds):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -45,6 +45,7 @@ class Trainer:
         optimizer: Its optimizer.
         nonfinite: Steps skipped for a non-finite gradient, in all.
         nonfinite_in_a_row: The same since the last good step.
+        watched: Samples of the next batch, by number, whose logprobs the report is to hold.
     """
 
     def __init__(self, config: Config, folder: Path, ranks: Ranks | None = None) -> None:
@@ -73,6 +74,7 @@ class Trainer:
         self._layout = Layout(config.learner.micro_batch_tokens, self.policy.shares, self.policy.pair_cost)
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
+        self.watched: Collection[int] = ()
 
     def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
         """Train on a batch of groups, once.
@@ -190,6 +192,7 @@ class Trainer:
                     if counts:
                         loss, share = objective(self._spec, part, logprobs_ST[:, :width], entropy_ST[:, :width])
                         own = own.merge(share)
+                        self._keep_watched(batch, logprobs_ST, report)
                 except NonFiniteError as error:
                     failure = str(error)
                     if self.ranks.size == 1:
@@ -200,6 +203,11 @@ class Trainer:
             raise NonFiniteError(failure or "on another rank")
         own = Tally(self.ranks.add_up(own.sums), self.ranks.largest(own.maxima))
         return prepared.tally.merge(own)
+
+    def _keep_watched(self, batch: MicroBatch, logprobs_ST: Tensor, report: StepReport) -> None:
+        for row, sample in enumerate(batch.samples_S.tolist()):
+            if sample in self.watched:
+                report.logprobs[sample] = logprobs_ST[row].detach().float().cpu().tolist()
 
     def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logprobs [S, T] of the samples' actions, and entropies: a metric, and a term of some objectives."""

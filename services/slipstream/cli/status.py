@@ -1,0 +1,62 @@
+"""`status`: where a run stands, for a person in a few lines or for a script as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+
+from slipstream.cli.looking import open_ledger
+from slipstream.cli.state import Look, look_at
+from slipstream.config.load import load_config
+from slipstream.errors import EXIT_OK
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print where a run stands; works on a live run and on one that has ended."""
+    look = asyncio.run(_look(options.run))
+    print(json.dumps(look.as_json(), indent=2) if options.json else _for_a_person(look))  # noqa: T201
+    return EXIT_OK
+
+
+async def _look(run: str) -> Look:
+    async with open_ledger(run) as (folder, ledger):
+        config, _ = load_config(folder.config)
+        return await look_at(folder, config.run.steps, ledger)
+
+
+def _for_a_person(look: Look) -> str:
+    state, last = look.state, look.last
+    head = f"{look.name}: {state.status}{f' ({state.finish_reason})' if state.finish_reason else ''}"
+    lines = [
+        f"{head}, step {state.step}{f' of {look.planned}' if look.planned else ''}, version {state.version}"
+    ]
+    if last:
+        lines.append(
+            f"reward {last['reward']:.3f}, {last['length']:.0f} tokens a completion, age {last['age_mean']:.1f} "
+            f"(max {last['age_max']}, bound {state.terms.max_staleness}), {look.tokens_per_second:.0f} tokens/s"
+        )
+    if "bottleneck" in last:
+        loads = ", ".join(f"{stage} {load:.0%}" for stage, load in last["load"].items())
+        lines.append(
+            f"limited by {last['bottleneck']}; loads: {loads}; {last['limit_ratio']:.0%} of the speed limit"
+        )
+    if look.seconds_left and state.status == "running":
+        lines.append(f"about {duration(look.seconds_left)} left")
+    lines.append(look.counts.conservation().line)
+    for member in look.members:
+        served = f"version {member.version}" if member.version >= 0 else ""
+        lines.append(f"  {member.id:<12} {member.host}:{member.pid}  {served}".rstrip())
+    if look.missing and state.status == "running":
+        lines.append(f"nobody is there as {', '.join(look.missing)}")
+    if state.failures_in_row:
+        lines.append(f"{state.failures_in_row} failed attempts in a row; the last: {state.last_failure}")
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """Such as 45 s, 12 min or 3 h 20 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,263 @@
+"""status, top and report: drawn from made-up runs; what is asked goes to the ledger."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from slipstream.cli import report as report_module
+from slipstream.cli.picture import View, picture, sparkline
+from slipstream.cli.report import page
+from slipstream.cli.reported import reported
+from slipstream.cli.series import per_step, thinned
+from slipstream.cli.state import Look, StepsFile
+from slipstream.cli.top import Watcher, rates_between
+from slipstream.ledger.counts import Audit, Counts
+from slipstream.ledger.records import MemberInfo, RunState, RunTerms
+from slipstream.run_folder import RunFolder, append_line
+
+COUNTERS = {
+    "groups:trained": "8",
+    "tokens:trained": "80",
+    "groups:dropped:stale": "2",
+    "groups:rolling": "3",
+    "tokens_in": "80",
+}
+
+
+def step(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "step": number,
+        "version": number,
+        "stepped": True,
+        "reward": number / 10,
+        "length": 12.0,
+        "age_mean": 1.0,
+        "age_max": 2,
+        "gradient_norm": 1.0,
+        "tokens": 100,
+        "seconds": 2.0,
+        "unscored": 0,
+        "parts": {"wait": 0.5, "forward": 1.5},
+        "metrics": {"slipstream_objective_clip_high_ratio": 0.1, "slipstream_objective_clip_low_ratio": 0.2},
+        "ages": {"0": 60, "1": 40},
+        "lengths": [1, 2, 0, 1],
+        "longest": 99,
+        "components": {"exact": 0.5},
+        "load": {"generate": 0.9, "reward": 0.1, "data": 0.0, "train": 0.4, "sync": 0.0},
+        "stages": {"generate": 1.8, "reward": 0.2, "data": 0.0, "train": 0.8, "sync": 0.0},
+        "limit_ratio": 0.9,
+        "bottleneck": "generate",
+        **changes,
+    }
+
+
+def member(name: str, role: str, version: int = -1, **detail: float) -> MemberInfo:
+    return MemberInfo(
+        id=name,
+        role=role,
+        endpoint="",
+        metrics_port=9,
+        host="h",
+        pid=1,
+        incarnation="i",
+        version=version,
+        detail=detail,
+    )
+
+
+@pytest.fixture
+def state() -> RunState:
+    return RunState(
+        terms=RunTerms(run_id="r", dataset_fingerprint="f", prompts=9, seed=0, max_staleness=2),
+        version=4,
+        step=4,
+        durable_step=3,
+        next=13,
+        status="running",
+        finish_reason="",
+        learner="l",
+        failures_in_row=2,
+        last_failure="engine",
+        lost_versions=[(2, 2)],
+        changed=[],
+    )
+
+
+@pytest.fixture
+def look(state, tmp_path) -> Look:
+    members = [
+        member("rollout-0", "rollout", 4, tokens=100, groups=5, load=6, slots=8),
+        member("rollout-1", "rollout", 1, tokens=50, groups=2, load=2, slots=8),
+        member("learner", "learner", 4),
+    ]
+    evaluations = [{"set": "holdout", "step": 0, "version": 0, "reward": 0.25, "scored": 8}]
+    counts = Counts.read(13, COUNTERS)
+    return Look("r", tmp_path, 8, [step(n) for n in range(1, 5)], evaluations, state, counts, members)
+
+
+def drawn(look: Look, width: int = 110, **view: Any) -> str:
+    console = Console(record=True, width=width, file=open("/dev/null", "w"), force_terminal=True)  # noqa: SIM115
+    console.print(picture(View(look, **view), width))
+    console.file.close()
+    return console.export_text()
+
+
+def test_the_picture_shows_stations_lags_and_faults(look):
+    text = drawn(look, rates={"rollout-0": {"tokens": 1234.0}})
+    for part in (
+        "rollout ×2",
+        "reward ×0",
+        "3 in flight",
+        "1,234 tok/s",
+        "step 4 of 8",
+        "stale 2",
+        "2 in a row: engine",
+    ):
+        assert part in text, part
+    assert "limited by generate, 90% of the speed limit" in text
+    assert "reward, buffer" in text  # nobody is there
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_an_empty_run_and_a_narrow_terminal_can_be_drawn(look):
+    empty = Look("r", look.folder, None, [], [], look.state, Counts.read(0, {}), [])
+    assert "rollout ×0" in drawn(empty, width=70)
+
+
+def test_sparklines_keep_the_newest_on_the_right_and_their_width():
+    assert sparkline([0, 1], 10) == "▁█"
+    assert len(sparkline(list(range(1000)), 20)) <= 20
+    assert sparkline([3, 3], 10) == "▁▁"
+    assert sparkline([], 10) == ""
+
+
+def test_status_as_json_says_what_limits_and_what_is_missing(look):
+    answer = json.loads(json.dumps(look.as_json()))
+    assert answer["bottleneck"] == "generate"
+    assert answer["missing_roles"] == ["reward", "buffer"]
+    assert answer["groups"]["trained"] == 8
+    assert answer["groups"]["open"] == 3
+    assert answer["equation"]["holds"]
+    assert answer["tokens_per_second"] == 50.0
+    assert answer["seconds_left"] == 8.0
+    assert [(each["id"], each["lag"]) for each in answer["processes"]][:2] == [
+        ("rollout-0", 0),
+        ("rollout-1", 3),
+    ]
+
+
+def test_rates_are_differences_of_one_life(look):
+    later = Look(
+        **{
+            **vars(look),
+            "members": [member("rollout-0", "rollout", 4, tokens=300, groups=9), member("new", "rollout")],
+        }
+    )
+    assert rates_between(look, later, 2.0) == {"rollout-0": {"tokens": 100.0, "groups": 2.0}}
+
+
+def test_a_growing_file_is_read_once_and_lost_steps_are_replaced(tmp_path):
+    file = StepsFile(tmp_path / "steps.jsonl")
+    assert file.read() == []
+    append_line(file.path, step(1))
+    append_line(file.path, step(2))
+    with file.path.open("a") as torn:
+        torn.write('{"step": 3')
+    assert [each["step"] for each in file.read()] == [1, 2]
+    append_line(file.path, step(2, reward=0.9))
+    assert [(each["step"], each["reward"]) for each in file.read()] == [(1, 0.1), (2, 0.9)]
+
+
+class FakeLedger:
+    def __init__(self, status: str = "running") -> None:
+        self.status, self.wishes = status, []
+
+    async def state(self):
+        return type("State", (), {"status": self.status})
+
+    async def ask(self, what):
+        self.wishes.append(what)
+
+    async def pause(self):
+        self.status = "paused"
+
+    async def resume(self):
+        self.status = "running"
+
+
+async def test_keys_ask_through_the_ledger_and_a_drain_is_asked_for_twice(look):
+    ledger = FakeLedger()
+    watcher = Watcher(ledger)  # type: ignore[arg-type]
+    watcher.show(look)
+    await watcher.press("p")
+    assert ledger.status == "paused"
+    await watcher.press("p")
+    assert ledger.status == "running"
+    await watcher.press("c")
+    await watcher.press("d")
+    assert "press d again" in watcher.view().ask
+    await watcher.press("x")
+    await watcher.press("d")
+    assert ledger.wishes == ["checkpoint"]
+    await watcher.press("d")
+    assert ledger.wishes == ["checkpoint", "drain"]
+    await watcher.press("q")
+    assert watcher.over
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path, "r")
+    folder.create()
+    folder.config.write_text("run: {name: r}\n")
+    return folder
+
+
+def test_the_page_holds_its_data_and_no_script_of_the_data_s(folder, state, look):
+    for number in range(1, 5):
+        append_line(folder.steps, step(number))
+    evil = "</script><script>alert(1)</script>"
+    append_line(folder.samples, {"step": 1, "version": 1, "ticket": 0, "prompt": evil, "samples": []})
+    text = page(reported(folder, state, Audit(counts=look.counts, problems=[]), ""))
+    assert text.count("<script") == 2
+    assert "alert(1)</script>" not in text
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    data = text.partition('id="data">')[2].partition("</script>")[0]
+    assert json.loads(data)["samples"][0]["prompt"] == evil
+
+
+def test_a_run_without_a_step_and_without_a_ledger_still_has_a_page(folder):
+    data = reported(folder, None, None, "The ledger cannot be read: away")
+    assert data["equation"] == {"missing": "The ledger cannot be read: away"}
+    assert data["series"]["step"] == []
+    assert "No step was made yet" in page(data)
+
+
+def test_sums_of_the_report_by_hand(folder, state, look):
+    for number in range(1, 5):
+        append_line(folder.steps, step(number))
+    data = reported(folder, state, Audit(counts=look.counts, problems=[]), "")
+    assert data["ages"] == {"values": [0, 1], "labels": ["0", "1"], "counts": [240, 160]}
+    assert data["parts"] == [{"name": "forward", "value": 6.0}, {"name": "wait", "value": 2.0}]
+    assert data["series"]["clip"] == pytest.approx([0.3] * 4)
+    assert data["components"] == {"exact": [0.5] * 4}
+    assert next(term for term in data["equation"]["terms"] if term["name"] == "dropped")["reasons"] == "stale 2"
+    assert [each["name"] for each in data["stages"] if each["limits"]] == ["generate"]
+
+
+def test_a_long_run_is_thinned_and_keeps_its_ends():
+    steps = [step(number) for number in range(1, 5001)]
+    series = per_step(steps)
+    assert len(series["step"]) == 600
+    assert (series["step"][0], series["step"][-1]) == (1, 5000)
+    assert {len(column) for column in series.values()} == {600}
+    assert thinned([1, 2], 5) == [1, 2]
+
+
+def test_the_page_s_parts_are_packaged():
+    assert "</html>" in report_module._part("report.html")
