@@ -64,14 +64,14 @@ def make_config(folder, model):
 def train(folder, random_groups, llama_folder):
     """Make recorded steps, as the learner's service does."""
 
-    def run(config, first=1, last=STEPS, trainer=None, record=True):
+    def run(config, first=1, last=STEPS, trainer=None, record=True, place=recording.ONE_CPU):
         trainer = trainer or Trainer(config, llama_folder)
         for step in range(first, last + 1):
             batch = random_groups(seed=step)
             trainer.step(batch, step - 1, ())
             kept = {}
             if record:
-                kept = recording.keep(folder, config, step, step - 1, (), batch, trainer.tensors())
+                kept = recording.keep(folder, config, step, step - 1, (), batch, trainer.tensors(), place)
             append_line(folder.steps, {"step": step, "version": step} | kept)
             write(folder.checkpoints, step, trainer.save_writers())
         return trainer
@@ -171,6 +171,13 @@ def test_weights_that_were_not_reached_are_named_by_their_step(folder, make_conf
         append_line(folder.steps, each)
     found = replay(folder, tell=lambda _: None)
     assert (found.differs, found.recorded) == (2, "0" * 32)
+
+
+def test_a_run_of_several_ranks_is_refused_for_its_sums_are_in_another_order(folder, make_config, train):
+    assert recording.place_of("cpu", 1) == recording.ONE_CPU
+    train(make_config(), last=1, place=recording.place_of("cpu", 2))
+    with pytest.raises(UserError, match="step 1 was trained by 2 ranks on cpu"):
+        replay(folder, tell=lambda _: None)
 
 
 def test_a_run_without_a_record_says_how_to_get_one(folder, make_config, train):

@@ -22,13 +22,15 @@ from slipstream.messages import Group, GroupArrays, decode_group, encode_group
 from slipstream.run_folder import RunFolder
 
 SCHEMA = 1
+ONE_CPU = "one rank on cpu"
 Batch = Sequence[tuple[Group, GroupArrays]]
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One step: the version before it, versions lost by then, the terms of training, and the groups in order.
 
-    `groups` holds the frames of each group as they travel; `terms` is `terms_digest` of the config.
+    `groups` holds the frames of each group as they travel; `terms` is `terms_digest` of the config, and `place`
+    where the sums were made: elsewhere they are made in another order, and differ in the last bits.
     """
 
     step: int
@@ -36,6 +38,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lost: list[tuple[int, int]]
     terms: str
     groups: list[list[bytes]]
+    place: str = ONE_CPU
     schema: int = SCHEMA
 
     def batch(self) -> list[tuple[Group, GroupArrays]]:
@@ -51,6 +54,7 @@ def keep(
     lost: Sequence[tuple[int, int]],
     batch: Batch,
     weights: Mapping[str, Tensor],
+    place: str = ONE_CPU,
 ) -> dict[str, str]:
     """Write the record of a step; returns the digests for its line: of the file and of the weights after it.
 
@@ -58,7 +62,9 @@ def keep(
         OSError: The disk is full.
     """
     groups = [[bytes(frame) for frame in encode_group(group, arrays)] for group, arrays in batch]
-    recorded = Recorded(step=step, before=before, lost=list(lost), terms=terms_digest(config), groups=groups)
+    recorded = Recorded(
+        step=step, before=before, lost=list(lost), terms=terms_digest(config), groups=groups, place=place
+    )
     content = msgspec.msgpack.encode(recorded)
     digest = xxhash.xxh3_128_hexdigest(content)
     path = file_of(folder, step, digest)
@@ -106,6 +112,11 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def place_of(device: str, ranks: int) -> str:
+    """Where the learner makes its sums."""
+    return f"{'one rank' if ranks == 1 else f'{ranks} ranks'} on {device}"
 
 
 def terms_digest(config: Config) -> str:

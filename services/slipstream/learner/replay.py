@@ -42,7 +42,8 @@ def replay(folder: RunFolder, after: int | None = None, tell: Callable[[str], No
         tell: Told where it begins.
 
     Raises:
-        UserError: No record, a step's record that is missing or was changed, or a config that is not there.
+        UserError: No record, a step's record that is missing or was changed, a step that several ranks or a GPU
+            made, or a config that is not there.
     """
     steps = _recorded_steps(folder)
     configs = {recording.terms_digest(config): config for config in _configs(folder)}
@@ -53,6 +54,11 @@ def replay(folder: RunFolder, after: int | None = None, tell: Callable[[str], No
     for line in (step for step in steps if step["step"] > begin):
         number = line["step"]
         recorded = recording.read(folder, number, line["record"])
+        if recorded.place != recording.ONE_CPU:
+            raise UserError(
+                f"step {number} was trained by {recorded.place}, whose sums are made in another order",
+                "only what one rank on a CPU trained is the same to the bit when it is made again",
+            )
         if trainer is None or recorded.terms != terms:
             terms = recorded.terms
             trainer = _trainer(configs, terms, number, trainer or checkpoint)

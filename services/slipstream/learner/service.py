@@ -134,6 +134,7 @@ class Learner:
                 line.lost,
                 batch,
                 parts.trainer.tensors(),
+                recording.place_of(parts.trainer.policy.device.type, parts.trainer.ranks.size),
             )
 
     def _evaluation_is_due(self) -> bool:
