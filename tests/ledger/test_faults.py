@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 import signal
@@ -13,9 +14,11 @@ import msgspec
 import pytest
 from redis.exceptions import ConnectionError
 
-from slipstream.errors import LedgerError
+from slipstream.errors import EXIT_OK, LedgerError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import LedgerLost, MemberExpired, RunNotOpen
+from slipstream.lifecycle.life import Life
+from slipstream.lifecycle.process import run_process
 
 
 @pytest.mark.process
@@ -114,6 +117,24 @@ async def test_a_call_on_a_frozen_server_can_be_cancelled(make_server, terms):
         finally:
             server.process.send_signal(signal.SIGCONT)
         assert (await ledger.state()).version == 0
+
+
+@pytest.mark.process
+def test_a_stop_during_a_call_ends_the_process_every_time(make_server):
+    """Case 99: twenty times, while a reply is awaited that does not come."""
+    server = make_server()
+
+    async def service(life: Life) -> None:
+        async with await Ledger.connect(server.url, "r", deadline=600) as ledger:
+            server.process.send_signal(signal.SIGSTOP)
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+            await ledger.state()
+
+    for _ in range(20):
+        try:
+            assert run_process(service, drain_seconds=600.0) == EXIT_OK
+        finally:
+            server.process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.process
