@@ -184,6 +184,8 @@ def ask() -> Callable[..., list[bytes]]:
 @pytest.fixture
 def fetch() -> Callable[..., list[bytes]]:
     """Frames of a fetch."""
-    return lambda *tickets, run="r": [
-        msgspec.msgpack.encode(Fetch(run=run, learner="l", tickets=list(tickets)))
-    ]
+
+    def make(*tickets: int, run: str = "r", learner: str = "l") -> list[bytes]:
+        return [msgspec.msgpack.encode(Fetch(run=run, learner=learner, tickets=list(tickets)))]
+
+    return make

@@ -95,9 +95,18 @@ async def test_another_learner_is_offered_what_a_rollback_gave_back(make_offers,
     offers = make_offers()
     shelve(offers, 1, 2)
     await offers.offer(ask(learner="a"))
-    await offers.fetch(fetch(1, 2))
+    await offers.fetch(fetch(1, 2, learner="a"))
     assert ready(await offers.offer(ask(learner="a"))) == []
     assert ready(await offers.offer(ask(learner="b"))) == [1, 2]
+
+
+async def test_what_nobody_asks_for_stays_on_offer(make_offers, ask, fetch, shelve):
+    """Only the learner takes: a fetch of somebody else's is answered and changes nothing."""
+    offers = make_offers()
+    shelve(offers, 1)
+    await offers.offer(ask())
+    assert len((await offers.fetch(fetch(1, learner="stranger"))).frames) == 5
+    assert ready(await offers.offer(ask())) == [1]
 
 
 async def test_tickets_that_changed_are_looked_up(make_offers, ask, fetch, shelve, ledger, store):

@@ -119,14 +119,14 @@ class Client:
             self.socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public.encode())
             self.socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret.encode())
         self.socket.connect(endpoint)
-        self.answers = 0
+        self.endpoint, self.answers = endpoint, 0
 
     def send(self, frames: list[bytes]) -> None:
         """Send once there is room; answers are read all the while, as an honest client does."""
         ready = 0
         while not ready & zmq.POLLOUT:
             ready = self.socket.poll(ANSWER_MS, zmq.POLLIN | zmq.POLLOUT)
-            assert ready, "the service reads no more"
+            assert ready, f"{self.endpoint} reads no more"
             while self.socket.poll(0):
                 self.socket.recv_multipart()
                 self.answers += 1
@@ -188,6 +188,9 @@ def test_strangers_get_nothing_change_nothing_and_stop_nothing(stack, simulated)
     try:
         no_key(context, sockets, weights, own, ports)
         with_key(context, sockets, weights, own, run.name)
+    except AssertionError:
+        print(sockets, weights, run.text[-5000:])
+        raise
     finally:
         context.destroy(linger=0)
 
