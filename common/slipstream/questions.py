@@ -12,7 +12,7 @@ class Offer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     The shard answers when it has other ones than at `serial`, or after a moment. `changed` are tickets whose
     state the shard should look up again; `recheck` has it compare everything with the ledger. `spent` says that
-    the refill budget of the step is spent.
+    the refill budget of the step is spent. With fewer than `enough` free groups the shard waits a little for more.
     """
 
     run: str
@@ -21,6 +21,7 @@ class Offer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     changed: list[Count] = []
     recheck: bool = False
     spent: bool = False
+    enough: Count = 0
     schema: int = SCHEMA
 
 

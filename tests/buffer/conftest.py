@@ -34,6 +34,7 @@ class FakeLedger:
     sizes: dict[int, int] = field(default_factory=dict)
     covered: list[tuple[int, int]] = field(default_factory=list)
     away: bool = False
+    calls: int = 0
 
     def fly(self, *tickets: int, attempt: int = 0) -> None:
         for ticket in tickets:
@@ -45,11 +46,21 @@ class FakeLedger:
         if self.attempts.get(ticket) != attempt or self.states_of[ticket] in ("dropped", "failed"):
             raise FencedError(f"ticket {ticket} is at attempt {self.attempts.get(ticket)}, not {attempt}")
 
-    async def buffered(self, ticket: int, attempt: int, **facts: Any) -> None:
-        self._held(ticket, attempt)
+    async def buffered_all(self, groups: Sequence[Any]) -> list[Exception | None]:
+        if self.away:
+            raise LedgerError("the ledger did not answer")
+        self.calls += 1
+        return [self._buffered(*group) for group in groups]
+
+    def _buffered(self, ticket: int, attempt: int, shard: str, *facts: Any) -> Exception | None:
+        try:
+            self._held(ticket, attempt)
+        except FencedError as error:
+            return error
         if self.states_of[ticket] == "scored":
             self.states_of[ticket] = "buffered"
-            self.shards[ticket], self.sizes[ticket] = facts["shard"], facts["size"]
+            self.shards[ticket], self.sizes[ticket] = shard, facts[-1]
+        return None
 
     async def drop(self, ticket: int, attempt: int, reason: str, tokens: int) -> None:
         self._held(ticket, attempt)

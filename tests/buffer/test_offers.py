@@ -65,6 +65,32 @@ async def test_an_answer_waits_until_there_is_something_new(make_offers, ask, sh
     assert ready(await question) == [1, 2]
 
 
+async def test_a_batch_is_not_answered_group_by_group(make_offers, ask, shelve, monkeypatch):
+    monkeypatch.setattr(offers_module, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(offers_module, "GATHER_SECONDS", 60.0)
+    offers = make_offers()
+    shelve(offers, 1)
+    first = await offers.offer(ask())
+    question = asyncio.create_task(offers.offer(ask(serial=serial_of(first), enough=3)))
+    for ticket in (2, 3):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not question.done()
+        shelve(offers, ticket)
+    assert ready(await question) == [1, 2, 3]
+
+
+async def test_but_no_group_waits_long_for_the_next(make_offers, ask, shelve, monkeypatch):
+    monkeypatch.setattr(offers_module, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(offers_module, "GATHER_SECONDS", 0.001)
+    offers = make_offers()
+    first = await offers.offer(ask())
+    question = asyncio.create_task(offers.offer(ask(serial=serial_of(first), enough=99)))
+    await asyncio.sleep(0)
+    shelve(offers, 1)
+    assert ready(await question) == [1]
+
+
 async def test_nothing_waits_for_ever(make_offers, ask, shelve):
     offers = make_offers()
     first = await offers.offer(ask())

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slipstream.errors import FencedError
+from slipstream.errors import FencedError, LedgerError, StalenessError
 from slipstream.ledger.records import RunTerms
 from slipstream.staleness import admission_cap
 
@@ -215,3 +215,20 @@ def test_groups_that_are_reused_are_fewer(eta, groups, reuse, cap):
         ).cap
         == cap
     )
+
+
+async def test_several_groups_are_booked_in_one_call_each_with_its_own_answer(open_run):
+    ledger = await open_run()
+    await ledger.admit("g0", 4, 0)
+    good, fenced, future = (
+        (0, 0, "0", 0, 0, 10, True, 7),
+        (1, 9, "0", 0, 0, 10, True, 7),
+        (2, 0, "0", 0, 5, 1, True, 7),
+    )
+    answers = await ledger.buffered_all([good, fenced, future, (3, 0, "0", 0, 0, 10, False, 7)])
+    assert [type(each) for each in answers] == [type(None), FencedError, StalenessError, type(None)]
+    assert [number for number, _, _ in await ledger.stored()] == [0, 3]
+    again = await ledger.buffered_all([good, (0, 0, "0", 0, 0, 11, True, 7)])
+    assert again[0] is None
+    assert isinstance(again[1], LedgerError)
+    assert (await ledger.audit()).problems == []

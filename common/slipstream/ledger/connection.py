@@ -45,15 +45,21 @@ OLDEST_SERVER = (7, 0)
 Reply = TypeVar("Reply")
 Clock = Callable[[], float]
 
-_REFUSALS: dict[bytes, type[Exception]] = {
-    b"FENCED": FencedError,
-    b"LEDGER": LedgerError,
-    b"NOTOPEN": RunNotOpen,
-    b"LOST": LedgerLost,
-    b"EXPIRED": MemberExpired,
-    b"STALENESS": StalenessError,
+_REFUSALS: dict[str, type[Exception]] = {
+    "FENCED": FencedError,
+    "LEDGER": LedgerError,
+    "NOTOPEN": RunNotOpen,
+    "LOST": LedgerLost,
+    "EXPIRED": MemberExpired,
+    "STALENESS": StalenessError,
+    "USER": UserError,
 }
 _PASSING = (ConnectionError, TimeoutError, BusyLoadingError, OSError, asyncio.TimeoutError)
+
+
+def refusal(code: str, message: str) -> Exception:
+    """The exception that a refusal of the library is."""
+    return _REFUSALS[code](message)
 
 
 @cache
@@ -113,9 +119,7 @@ class Connection:
         code, payload, *rest = answer
         if code == b"OK":
             return msgspec.msgpack.decode(payload, type=kind), rest
-        if code == b"USER":
-            raise UserError(payload.decode())
-        raise _REFUSALS[code](payload.decode())
+        raise refusal(code.decode(), payload.decode())
 
     async def close(self) -> None:
         """Close the sockets."""

@@ -673,7 +673,7 @@ define('scored', WRITES, function(number, attempt, tokens)
   move(record, 'scored', {tokens = tokens, deadline = deadline})
 end)
 
-define('buffered', WRITES, function(number, attempt, shard, oldest, newest, tokens, informative, bytes)
+local function buffered(number, attempt, shard, oldest, newest, tokens, informative, bytes)
   local record = held(number, attempt)
   if STORED[record.state] then
     if record.shard == shard and record.oldest == oldest and record.newest == newest
@@ -695,6 +695,25 @@ define('buffered', WRITES, function(number, attempt, shard, oldest, newest, toke
     bytes = bytes,
   })
   redis.call('HSET', key('run'), 'failures_in_row', 0, 'largest', math.max(bytes, run.largest or 0))
+end
+
+define('buffered', WRITES, buffered)
+
+-- Several at once, each with an answer of its own: empty, or the code and the reason of a refusal. A refusal comes
+-- before the first write, so the others are whole.
+define('buffered_all', WRITES, function(groups)
+  local answers = {}
+  for i, group in ipairs(groups) do
+    local ok, problem = pcall(buffered, unpack(group))
+    if ok then
+      answers[i] = {'', ''}
+    elseif type(problem) == 'table' and problem.code then
+      answers[i] = {problem.code, problem.message}
+    else
+      error(problem)
+    end
+  end
+  return answers
 end)
 
 define('fail', WRITES, function(number, attempt, reason, retry, detail)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from slipstream.ledger.base import LedgerCalls
+from slipstream.ledger.connection import refusal
 from slipstream.ledger.records import Failure, State, Ticket, check_reason
 
 
@@ -126,6 +128,17 @@ class TicketCalls(LedgerCalls):
         """
         facts = (shard, oldest, newest, tokens, int(informative), size)
         await self._book.do("buffered", ticket, attempt, *facts)
+
+    async def buffered_all(self, groups: Sequence[Sequence[Any]]) -> list[Exception | None]:
+        """As `buffered` for several groups in one call; what each would have raised, or None.
+
+        Args:
+            groups: The arguments of `buffered`, in its order.
+        """
+        answers = await self._book.call(
+            list[tuple[str, str]], "buffered_all", [[*each[:6], int(each[6]), *each[7:]] for each in groups]
+        )
+        return [refusal(code, message) if code else None for code, message in answers]
 
     async def fail(self, ticket: int, attempt: int, reason: str, retry: bool, detail: str = "") -> Failure:
         """The attempt failed: try again after a back-off of 1 s · 2^attempts, or give the ticket up.

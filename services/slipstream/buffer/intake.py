@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.buffer.quota import Quota, signal_of
@@ -25,7 +25,7 @@ _MOST_AT_ONCE = 64
 class _Arrival:
     group: Group
     frames: Frames
-    stored: asyncio.Future[None]
+    kept: asyncio.Future[None]
 
 
 class Intake:
@@ -88,15 +88,16 @@ class Intake:
             await self._drop(group, signal)
             return signal
         try:
-            await self._write(group, frames)
             await self._keep(group, frames)
         finally:
             self._quota.settled(group)
         return ""
 
     async def _keep(self, group: Group, frames: Frames) -> None:
-        """Book what is stored."""
-        await self._book(group, size_of(frames))
+        """See the group stored and booked."""
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._waiting.put(_Arrival(group, frames, kept))
+        await kept
         self._metrics.received.labels("stored").inc()
         self._shelve(group.ticket)
 
@@ -106,32 +107,32 @@ class Intake:
         self._metrics.received.labels(reason).inc()
 
     async def run(self) -> None:
-        """Write what waits, as many groups in one transaction as are there: one fsync serves them all."""
+        """Write and book what waits, as many groups at once as are there: one fsync and one call serve them all."""
         while True:
             arrivals = [await self._waiting.get()]
             while not self._waiting.empty() and len(arrivals) < _MOST_AT_ONCE:
                 arrivals.append(self._waiting.get_nowait())
-            await asyncio.to_thread(self._store.put, [(arrival.group, arrival.frames) for arrival in arrivals])
-            for arrival in arrivals:
-                if not arrival.stored.done():
-                    arrival.stored.set_result(None)
+            new = [each for each in arrivals if not self._store.holds(each.group.ticket, each.group.attempt)]
+            await asyncio.to_thread(self._store.put, [(each.group, each.frames) for each in new])
+            for arrival, problem in zip(arrivals, await self._book(arrivals), strict=True):
+                if arrival.kept.done():
+                    continue
+                if problem is None:
+                    arrival.kept.set_result(None)
+                else:
+                    arrival.kept.set_exception(problem)
 
-    async def _write(self, group: Group, frames: Frames) -> None:
-        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._waiting.put(_Arrival(group, frames, stored))
-        await stored
+    async def _book(self, arrivals: Sequence[_Arrival]) -> list[Exception | None]:
+        """Tell the ledger what is on the disk; what each group meets there."""
+        try:
+            return await self._ledger.buffered_all([self._facts(each.group, each.frames) for each in arrivals])
+        except LedgerError as error:
+            return [error] * len(arrivals)
 
-    async def _book(self, group: Group, size: int) -> None:
-        await self._ledger.buffered(
-            group.ticket,
-            group.attempt,
-            shard=self._shard,
-            oldest=group.oldest_version,
-            newest=group.newest_version,
-            tokens=group.token_count,
-            informative=group.informative,
-            size=size,
-        )
+    def _facts(self, group: Group, frames: Frames) -> tuple[object, ...]:
+        versions = (group.oldest_version, group.newest_version)
+        facts = (*versions, group.token_count, group.informative, size_of(frames))
+        return (group.ticket, group.attempt, self._shard, *facts)
 
     def _refuse(self, reason: str, ticket: int | None) -> Reply:
         self._metrics.received.labels("refused").inc()

@@ -24,6 +24,7 @@ from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
 log = logging.getLogger("slipstream.buffer")
 WAIT_SECONDS = 1.0
+GATHER_SECONDS = 0.05
 HOUSE_SECONDS = 5.0
 
 
@@ -89,6 +90,10 @@ class Offers:
             self._arrived.clear()
             with contextlib.suppress(TimeoutError):  # the learner asks again; nothing here waits for ever
                 await asyncio.wait_for(self._arrived.wait(), WAIT_SECONDS)
+                async with asyncio.timeout(GATHER_SECONDS):  # a batch is not answered group by group
+                    while len(self._free) < request.enough:
+                        self._arrived.clear()
+                        await self._arrived.wait()
         answer = Offered(serial=self._serial, ready=self._rows())
         return Reply(OK, frames=[msgspec.msgpack.encode(answer)])
 

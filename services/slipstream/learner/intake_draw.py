@@ -87,7 +87,8 @@ class Draw:
     async def _look(self, spent: bool) -> str:
         """What the shards offer: all of it for a new step, then whatever is new."""
         if self._begun:
-            return await self._shards.news(spent)
+            missing = max(1, self._config.batch.groups - len(self._shards.rows))
+            return await self._shards.news(spent, missing)
         complaint = await self._shards.refresh(self._changed)
         self._begun, self._changed = True, []
         return complaint

@@ -63,11 +63,17 @@ class Shards:
         await asyncio.wait(self._questions.values(), timeout=REFRESH_SECONDS)
         return self._read()
 
-    async def news(self, spent: bool) -> str:
-        """Wait until a shard has something new, or a moment; returns the complaint of a shard, if one has any."""
+    async def news(self, spent: bool, missing: int) -> str:
+        """Wait until a shard has something new, or a moment; returns the complaint of a shard, if one has any.
+
+        Args:
+            spent: Whether the refill budget is spent.
+            missing: Groups that the batch still lacks.
+        """
         for index in range(self._count):
             if index not in self._questions:
-                self._ask(index, [], recheck=False, spent=spent)
+                known = len(self._offers[index].ready) if index in self._offers else 0
+                self._ask(index, [], recheck=False, spent=spent, enough=known + -(-missing // self._count))
         await asyncio.wait(self._questions.values(), return_when=asyncio.FIRST_COMPLETED)
         return self._read()
 
@@ -97,7 +103,7 @@ class Shards:
         self._questions.clear()
         self._told.clear()
 
-    def _ask(self, index: int, changed: list[int], recheck: bool, spent: bool) -> None:
+    def _ask(self, index: int, changed: list[int], recheck: bool, spent: bool, enough: int = 0) -> None:
         known = self._offers.get(index)
         request = Offer(
             run=self._run,
@@ -106,6 +112,7 @@ class Shards:
             changed=changed,
             recheck=recheck or index in self._behind,
             spent=spent,
+            enough=enough,
         )
         if request.changed or request.recheck:
             self._told.add(index)
