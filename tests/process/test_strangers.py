@@ -189,7 +189,7 @@ def test_strangers_get_nothing_change_nothing_and_stop_nothing(stack, simulated)
         no_key(context, sockets, weights, own, ports)
         with_key(context, sockets, weights, own, run.name)
     except AssertionError:
-        print(sockets, weights, run.text[-5000:])
+        print(sockets, weights, *(line for line in run.text.splitlines() if " step " not in line), sep="\n")
         raise
     finally:
         context.destroy(linger=0)
