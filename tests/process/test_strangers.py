@@ -134,7 +134,10 @@ class Client:
 
     def ping(self, wait_ms: int = ANSWER_MS) -> bool:
         """Whether a question that makes sense is answered; what was sent before it has then been read."""
-        self.socket.send_multipart([wire.encode(wire.Ping(sent=0, window=1234))], zmq.NOBLOCK)
+        try:
+            self.socket.send_multipart([wire.encode(wire.Ping(sent=0, window=1234))], zmq.NOBLOCK)
+        except zmq.Again:  # turned away at the door
+            return False
         while self.socket.poll(wait_ms):
             answer = self.socket.recv_multipart()
             try:
