@@ -145,8 +145,8 @@ async def test_a_fenced_group_is_refused_and_not_stored(bench):
     assert bench.stored == []
 
 
-async def test_a_ledger_that_does_not_know_the_ticket_does_not_end_the_process(bench):
-    bench.ledger.error = LedgerError("ticket 1 was never issued")
+async def test_a_ledger_that_is_away_does_not_end_the_process(bench):
+    bench.ledger.error = LedgerError("the ledger did not answer")
     assert (await bench.score(frames_of("1"))).status == RETRY
 
 

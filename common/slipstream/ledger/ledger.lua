@@ -180,7 +180,7 @@ end
 local function held(number, attempt)
   local record = read(number)
   if not record then
-    if not was_issued(number) then refuse('LEDGER', 'ticket ' .. number .. ' was never issued') end
+    if not was_issued(number) then refuse('FENCED', 'ticket ' .. number .. ' was never issued') end
     refuse('FENCED', 'ticket ' .. number .. ' is closed for good')
   end
   if record.attempt ~= attempt then

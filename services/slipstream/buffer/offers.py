@@ -104,10 +104,9 @@ class Offers:
             check_run(request, self._config.run.name)
         except (MessageError, IndexError) as error:
             return Reply(REFUSED, f"malformed: {error}")
-        here = [ticket for ticket in request.tickets if self._store.row(ticket)]
+        here, found = await asyncio.to_thread(self._store.frames, request.tickets)
         if request.learner == self._learner:  # a question of nobody's takes nothing away
             self._free.difference_update(here)
-        found = await asyncio.to_thread(self._store.frames, here)
         return Reply(OK, frames=[msgspec.msgpack.encode(here), *found])
 
     async def keep_house(self, life: Life) -> None:

@@ -124,21 +124,18 @@ class Store:
             self._newest = first + len(rows)
             self._rows.update({row.ticket: row for row in rows})
 
-    def frames(self, tickets: Iterable[int]) -> list[bytes]:
-        """The frames of several groups, four each, in the order asked for.
-
-        Raises:
-            SlipstreamError: A ticket is not stored.
-        """
+    def frames(self, tickets: Iterable[int]) -> tuple[list[int], list[bytes]]:
+        """Those of the tickets that are stored, in the order asked for, and the frames of each, four by four."""
+        here: list[int] = []
         found: list[bytes] = []
         with self._guard:
             for ticket in tickets:
                 query = "SELECT header, prompt, ids, logprobs FROM groups WHERE ticket = ?"
                 row = self._db.execute(query, (ticket,)).fetchone()
-                if row is None:
-                    raise SlipstreamError(f"ticket {ticket} is not in {self._path}: was the file replaced?")
-                found.extend(row)
-        return found
+                if row is not None:
+                    here.append(ticket)
+                    found.extend(row)
+        return here, found
 
     def delete(self, tickets: Iterable[int]) -> None:
         """Forget groups; those not stored are skipped."""

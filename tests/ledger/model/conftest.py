@@ -104,7 +104,7 @@ class Model:
 
     def held(self, number: int, attempt: int) -> Record:
         if number not in self.records:
-            raise LedgerError
+            raise FencedError
         record = self.records[number]
         if record.attempt != attempt or (record.state == "trained" and record.step <= self.durable):
             raise FencedError
