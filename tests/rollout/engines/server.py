@@ -7,7 +7,7 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +21,8 @@ class TinyServer:
         self.model, self.updates, self.raw_logprobs = model.eval(), updates, raw_logprobs
         self.version = "default"
         self.faults: dict[str, Callable[[], None]] = {}
+        self.delay: Callable[[], Awaitable[object]] | None = None  # before a completion
+        self.without_logprobs = False
         self.requests: list[tuple[str, Any]] = []
         self.keys: set[str] = set()
         self._incoming: dict[str, torch.Tensor] = {}
@@ -102,6 +104,8 @@ class TinyServer:
         writer.write(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
+        if self.delay is not None:
+            await self.delay()
         generator = torch.Generator().manual_seed(body["seed"])
         ids, made = list(body["prompt"]), 0
         while made < body["max_tokens"]:
@@ -134,7 +138,7 @@ class TinyServer:
         number = float(logprobs[token])
         best = logprobs.topk(top) if top else None
         heads = {f"token_id:{i}": float(v) for v, i in zip(*best, strict=True)} if best is not None else {}
-        choice = {
+        choice: dict[str, Any] = {
             "token_ids": [token],
             "logprobs": {
                 "token_logprobs": [number if math.isfinite(number) else None],
@@ -142,6 +146,8 @@ class TinyServer:
             },
             "finish_reason": reason,
         }
+        if self.without_logprobs:
+            choice["logprobs"] = None
         _send(writer, b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
 
 

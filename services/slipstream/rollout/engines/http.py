@@ -88,7 +88,9 @@ class HttpEngine(SampleTasks):
             assert self.version is not None
             version, endpoint = self.version, self._pool.pick(self.version)
             if endpoint is None:
-                raise SlipstreamError(f"engine: no server serves version {version} any more")
+                raise SlipstreamError(
+                    f"engine: no server serves version {version} any more: {self._pool.troubles}"
+                )
             ids, seed = [*request.prompt_ids, *made], seed_after(request.seeds[draft.sample], len(made))
             ask = Ask(ids, limit - len(made), seed, sampling, version)
             try:

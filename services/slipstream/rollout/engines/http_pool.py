@@ -42,6 +42,11 @@ class Pool:
         self.endpoints = [Endpoint(HttpClient(url.rstrip("/"), key)) for url in config.endpoints]
         self.dialect: Dialect = VllmDialect(config.model) if config.server == "vllm" else SglangDialect()
 
+    @property
+    def troubles(self) -> str:
+        """Why servers are left out."""
+        return "; ".join(each.trouble for each in self.endpoints if each.trouble)
+
     async def open(self) -> None:
         """Look at every server.
 
@@ -88,8 +93,7 @@ class Pool:
         with self._offer(weights) as handover:
             results = await asyncio.gather(*(self._update_one(each, handover) for each in self.endpoints))
         if not any(results):
-            reasons = "; ".join(each.trouble for each in self.endpoints)
-            raise WeightsError(f"no server took version {weights.version}: {reasons}")
+            raise WeightsError(f"no server took version {weights.version}: {self.troubles}")
 
     async def _update_one(self, endpoint: Endpoint, handover: Handover) -> bool:
         endpoint.version = None

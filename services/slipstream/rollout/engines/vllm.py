@@ -43,6 +43,7 @@ class VllmEngine(SampleTasks):
         self._watcher: asyncio.Task[None] | None = None
         self._swap: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
+        self._nonfinite = False  # whether the cache may hold NaNs
 
     async def start(self) -> None:
         """Start vLLM; `swap` must give the first weights."""
@@ -109,6 +110,7 @@ class VllmEngine(SampleTasks):
         async with contextlib.aclosing(tokens):  # type: ignore[type-var]
             async for token in tokens:
                 if not math.isfinite(token.logprob):  # it cannot be trained on, and is not made up
+                    self._nonfinite = True
                     return "abort"
                 made.append(token.id)
                 draft.kept_cache = self.config.cache_policy == "keep" and token.version != begun
@@ -134,13 +136,14 @@ class VllmEngine(SampleTasks):
         assert self._core is not None
         try:
             with hand_over(weights) as handover:
-                await self._core.load(handover, recompute)
+                await self._core.load(handover, recompute, clear=self._nonfinite)
         except CoreDied:
             await self._restart(weights)
             return
         except SlipstreamError as error:
             await self._restart(self._served)
             raise WeightsError(f"version {weights.version} was not taken: {error}") from error
+        self._nonfinite = False
         self._take_over(weights)
 
     def _take_over(self, weights: ServedWeights) -> None:

@@ -98,8 +98,12 @@ class VllmCore:
                     await self._llm.abort(queue.request_id, internal=True)
                 queue.close()
 
-    async def load(self, handover: Handover, recompute: bool) -> None:
+    async def load(self, handover: Handover, recompute: bool, clear: bool = False) -> None:
         """Pause between two steps, load a version, and go on; sequences in flight stay.
+
+        Args:
+            recompute: Compute the keys and values of sequences in flight again. clear: And forget all bytes of
+                the cache, which may hold NaNs.
 
         If this fails, the weights may be a mixture: the core must not be used any more.
 
@@ -111,7 +115,9 @@ class VllmCore:
         version, seconds = str(handover.version), self._config.swap_seconds
         try:
             async with asyncio.timeout(seconds):
-                await self._llm.pause_generation(mode="keep", clear_cache=recompute)
+                await self._llm.pause_generation(mode="keep", clear_cache=recompute or clear)
+                if clear:
+                    await self._llm.collective_rpc("clear_keys_and_values")
                 await self._llm.start_weight_update()
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=handover.message()))
                 await self._llm.finish_weight_update(version)

@@ -89,7 +89,13 @@ class SharedMemoryTransfer(WeightTransferEngine[Owner, Version]):  # type: ignor
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker so that this module is imported there."""
+    """Mixed into vLLM's worker, so that this module is imported there."""
+
+    def clear_keys_and_values(self) -> None:
+        """Fill the cache with zeros: a NaN left in a block spoils whoever gets the block next, masked or not."""
+        for cache in self.model_runner.kv_caches:  # type: ignore[attr-defined]
+            for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                tensor.zero_()
 
 
 def _tensors(mapping: mmap.mmap, specs: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
