@@ -15,6 +15,12 @@ from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.transport.base import OK, REFUSED, Reply
 
 
+class Prompts(list):
+    """Prompts by their place, in an order of each epoch's own."""
+
+    shuffled = True
+
+
 class FakeLedger:
     """Grants what a test put there; ends the life a few turns after nothing is left."""
 
@@ -146,7 +152,7 @@ async def bench(config, make_engine, prompt, monkeypatch):
         engine=make_engine(),
         follower=FakeFollower(),
         roller=FakeRoller(),
-        prompts=[prompt],
+        prompts=Prompts([prompt]),
         evaluations={"holdout": [prompt, prompt]},
         metrics=RolloutMetrics(),
     )

@@ -70,7 +70,8 @@ def progress_line(record: dict[str, Any], steps: int | None, pace: float) -> str
     limit = (
         f"  {record['bottleneck']} {record['load'][record['bottleneck']]:.0%}" if "bottleneck" in record else ""
     )
-    left = f"  {_duration((steps - record['step']) * pace)} left" if steps else ""
+    rest = (steps or 0) - record["step"]
+    left = f"  {_duration(rest * pace)} left" if rest > 0 else ""
     note = "" if record["stepped"] else f"  no step: {record['reason']}"
     return (
         f"step {record['step']}{f'/{steps}' if steps else ''}  version {record['version']}  "

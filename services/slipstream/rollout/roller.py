@@ -185,7 +185,8 @@ class Roller:
             try:
                 reply = await self._sender.deliver(parcel, min(left, _OFFER_SECONDS))
             except TransportTimeout as error:
-                log.warning("group %s is still here: %s", order.id, error)
+                about = {"ticket": order.header.ticket if order.header.kind == "train" else None}
+                log.warning("group %s is still here: %s", order.id, error, extra=about)
                 continue
             if reply.status != RETRY:
                 return reply

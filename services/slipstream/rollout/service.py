@@ -214,14 +214,18 @@ class Rollout:
         except FencedError:
             return "fenced"
         except LedgerError as error:
-            log.warning("ticket %d is not handed over and begins anew: %s", ticket.number, error)
+            about = {"ticket": ticket.number}
+            log.warning("ticket %d is not handed over and begins anew: %s", ticket.number, error, extra=about)
             return "lost"
-        log.info("ticket %d: handed over %d tokens%s", ticket.number, rest.tokens, "" if kept else ", not kept")
+        how = "" if kept else ", not kept"
+        about = {"ticket": ticket.number}
+        log.info("ticket %d: handed over %d tokens%s", ticket.number, rest.tokens, how, extra=about)
         return "handed_over" if kept or not rest.tokens else "lost"
 
     async def _fail(self, ticket: Ticket, reason: str, detail: str) -> str:
         """Give a ticket back with the reason; it is tried again unless it was given to another meanwhile."""
-        log.warning("ticket %d attempt %d failed (%s): %s", ticket.number, ticket.attempt, reason, detail)
+        what = f"ticket {ticket.number} attempt {ticket.attempt} failed"
+        log.warning("%s (%s): %s", what, reason, detail, extra={"ticket": ticket.number})
         try:
             await self._parts.ledger.fail(ticket.number, ticket.attempt, reason, retry=True, detail=detail)
         except FencedError:
