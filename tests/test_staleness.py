@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream.errors import StalenessError
 from slipstream.staleness import (
@@ -15,6 +18,7 @@ from slipstream.staleness import (
     evicts_over_bound,
     holds_learner,
     masks_over_bound,
+    must_wait,
     within_bound,
 )
 
@@ -109,3 +113,51 @@ def test_age_counts_updates_and_not_the_labels_that_a_restart_skips(
     assert age(learner, token, lost) == updates
     assert within_bound(learner, token, updates, lost)
     assert updates == 0 or not within_bound(learner, token, updates - 1, lost)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "stored", "flying", "held"),
+    [
+        ([0, 0], [], [], False),
+        ([3, 0], [], [3], True),  # its last chance, and a younger group would go instead
+        (
+            [3, 3],
+            [],
+            [3],
+            False,
+        ),  # nothing is gained by waiting: one of the three is over the bound whatever comes
+        ([0, 0], [], [2, 2], False),  # both have the next step
+        ([0, 0], [], [2, 2, 2], True),  # one of the three would have none
+        ([1, 1], [], [2, 2, 1, 1, 1], True),
+        ([2, 2], [2, 2, 1], [0], False),
+        ([2, 1], [2, 2, 2], [1], False),  # not for the young ones
+    ],
+)
+def test_the_learner_waits_while_an_old_group_would_find_no_place(
+    chosen: list[int], stored: list[int], flying: list[int], held: bool
+) -> None:
+    """Bound 3 and two groups a step."""
+    assert must_wait(chosen, stored, flying, eta=3, groups_per_step=2) is held
+
+
+@given(st.integers(0, 4), st.integers(1, 3), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=200)
+def test_under_wait_every_group_is_trained_within_the_bound(eta: int, size: int, seed: int) -> None:
+    """Admission by lag and the learner's hold together, whatever takes how long and whoever lags."""
+    draw = random.Random(seed)
+    version, flying, stored, steps = 0, [], [], 0
+    for _ in range(2000):
+        served = version - draw.randint(0, min(eta, version, 1))
+        room = (eta + 1 - (version - served)) * size - len(flying) - len(stored)
+        flying += [served] * draw.randint(0, max(0, room))
+        for _ in range(draw.randint(0, 2)):
+            if flying:
+                stored.append(flying.pop(draw.randrange(len(flying))))
+        stored.sort()
+        chosen, rest = stored[:size], stored[size:]
+        ages = [[version - stamp for stamp in stamps] for stamps in (chosen, rest, flying)]
+        if len(chosen) < size or must_wait(*ages, eta, size):
+            continue
+        assert max(ages[0]) <= eta
+        stored, version, steps = rest, version + 1, steps + 1
+    assert steps > 50

@@ -84,3 +84,25 @@ def masks_over_bound(policy: Policy) -> bool:
 def holds_learner(policy: Policy) -> bool:
     """Whether the learner waits for open groups that its next version would push over the bound."""
     return policy == "wait"
+
+
+def must_wait(
+    chosen: Sequence[int], stored: Sequence[int], flying: Sequence[int], eta: int, groups_per_step: int
+) -> bool:
+    """Whether, under `wait`, the learner must hold its next step.
+
+    A group of age a must be in one of the next eta - a steps after this one, so of the groups of age a or more that
+    the step leaves open, at most (eta - a) * B find a place. When there are more, the step waits for groups on their
+    way that are older than one that it would take: they will take its place. (Groups that are stored already are
+    taken oldest first.) Without such groups there is nothing to wait for.
+
+    Args:
+        chosen: Ages, at the learner's present version, of the groups that the step would take.
+        stored: Ages of those that are stored and stay.
+        flying: Ages of those on their way, from the version that each was admitted at.
+        eta: The bound.
+        groups_per_step: B.
+    """
+    left = sorted([*stored, *flying], reverse=True)
+    crowded = any(place > (eta - age_left) * groups_per_step for place, age_left in enumerate(left, start=1))
+    return crowded and max(flying, default=-1) > min(chosen, default=-1)

@@ -21,7 +21,8 @@ from slipstream.transport.base import OK, RETRY, Reply
 class FakeLedger:
     def __init__(self) -> None:
         self.steps, self.dropped, self.drops, self.gone = {}, {}, [], set()
-        self.ended, self.over, self.buffered = False, 0, 0
+        self.ended, self.buffered = False, 0
+        self.on_their_way: list[tuple[int, int]] = []
 
     async def taken(self, step):
         return self.steps.get(step, [])
@@ -43,8 +44,8 @@ class FakeLedger:
     async def counts(self):
         return SimpleNamespace(dropped=dict(self.dropped), groups={"buffered": self.buffered})
 
-    async def outstanding_over(self, version, exclude):
-        return self.over
+    async def flying(self):
+        return self.on_their_way
 
 
 class FakeSender:
@@ -204,10 +205,11 @@ async def test_other_policies_evict_nothing(bench):
 async def test_wait_holds_the_learner_for_groups_that_would_pass_the_bound(bench):
     rig = bench(policy="wait")
     rig.sender.store(1, oldest=2)
-    rig.sender.store(2, 3, oldest=1)
-    rig.ledger.over = 1
+    rig.sender.store(2, oldest=1)
+    rig.ledger.on_their_way = [(1, 1)]
     assert "bound" in (await tickets(rig, version=2)).reason
-    rig.ledger.over = 0
+    rig.sender.store(3, oldest=1)
+    rig.ledger.on_their_way = [(2, 1)]
     assert await tickets(rig, version=2) == [2, 3]  # the oldest
 
 

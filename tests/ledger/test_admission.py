@@ -130,8 +130,6 @@ async def test_age_counts_updates_after_a_restart_of_the_learner(ledger, terms, 
         await ledger.drop(ticket, 0, "age")
     assert await ledger.admit("g0", 100, 2) == []
     assert len(await ledger.admit("g0", 100, 0)) == 8
-    assert await ledger.outstanding_over(4) == 0
-    assert await ledger.outstanding_over(5) == 8
 
 
 async def test_oversampling_is_for_groups_that_may_still_be_lost(ledger, terms, replica):
@@ -253,18 +251,18 @@ async def test_pause_and_finish_stop_admission_alone(ledger, terms, replica):
     assert (state.status, state.finish_reason) == ("finished", "steps done")
 
 
-async def test_wait_knows_what_the_next_version_would_push_over(ledger, terms, replica):
+async def test_wait_knows_the_versions_of_what_is_on_its_way(ledger, terms, replica):
     await ledger.open_run(terms(policy="wait", max_staleness=1))
     await ledger.claim_learner("L")
     await ledger.join(replica())
     tickets = await ledger.admit("g0", 5, 0)
-    assert await ledger.outstanding_over(1) == 0
-    assert await ledger.outstanding_over(2) == 5
-    assert await ledger.outstanding_over(2, exclude=[0, 1, 77]) == 3
+    assert await ledger.flying() == [(0, 5)]
     await ledger.scored(0, 0, 10)
-    assert await ledger.outstanding_over(2) == 5
+    assert await ledger.flying() == [(0, 5)]
     await store(ledger, tickets[:4], 0)
-    assert await ledger.outstanding_over(2) == 1
+    await train(ledger, 1, tickets[:4], 1)
+    await ledger.admit("g0", 2, 1)
+    assert await ledger.flying() == [(0, 1), (1, 2)]
 
 
 async def test_a_lost_reply_is_given_again(ledger, terms, replica):

@@ -767,15 +767,15 @@ define('hand_over', GROWS, function(number, attempt, tokens, limit, to, blob)
   return fits
 end)
 
--- Open groups that are not stored yet and would be over the bound at `version`.
-define('outstanding_over', READS, function(version, exclude)
-  local bound, lost, over, spared = opened().max_staleness, lost_versions(), 0, {}
-  for _, number in ipairs(exclude) do spared[number] = true end
+-- (version, groups) of those on their way to a buffer, by the version that each was admitted at.
+define('flying', READS, function()
+  local found = {}
   local flat = numbers('ZRANGE', key('flight'), 0, -1, 'WITHSCORES')
-  for i = 1, #flat, 2 do
-    if not spared[flat[i]] and updates(flat[i + 1], version, lost) > bound then over = over + 1 end
+  for i = 2, #flat, 2 do
+    local last = found[#found]
+    if last and last[1] == flat[i] then last[2] = last[2] + 1 else found[#found + 1] = {flat[i], 1} end
   end
-  return over
+  return found
 end)
 
 ---------------------------------------------------------------------------------------------------- steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -159,9 +159,9 @@ class TicketCalls(LedgerCalls):
         count = -1 if tokens is None else tokens
         await self._book.do("drop", ticket, attempt, check_reason(reason), count)
 
-    async def outstanding_over(self, version: int, exclude: Iterable[int] = ()) -> int:
-        """Groups on their way (not stored yet) over the bound once the learner is at `version`."""
-        return await self._book.call(int, "outstanding_over", version, list(exclude))
+    async def flying(self) -> list[tuple[int, int]]:
+        """(version, groups) of those on their way and not stored yet, by the version they were admitted at."""
+        return await self._book.call(list[tuple[int, int]], "flying")
 
 
 def length_code(tokens: int) -> int:

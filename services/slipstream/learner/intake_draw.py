@@ -19,7 +19,7 @@ from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.messages import Group, GroupArrays, decode_group
 from slipstream.questions import Stored
-from slipstream.staleness import evicts_over_bound, holds_learner, within_bound
+from slipstream.staleness import age, evicts_over_bound, holds_learner, must_wait, within_bound
 
 log = logging.getLogger("slipstream.learner")
 WITHOUT_SIGNAL = ("all_right", "all_wrong")
@@ -168,7 +168,18 @@ class Draw:
         self._shards.forget(row.ticket for row in rows)
 
     async def _held(self, line: Line, chosen: Sequence[Stored]) -> bool:
-        """Whether, under `wait`, the next version would push an open group over the bound."""
+        """Whether, under `wait`, the step would leave an open group no place within the bound."""
         if not holds_learner(self._config.staleness.policy):
             return False
-        return await self._ledger.outstanding_over(line.version + 1, [row.ticket for row in chosen]) > 0
+        taken = {row.ticket for row in chosen}
+        return must_wait(
+            [age(line.version, row.oldest, line.lost) for row in chosen],
+            [age(line.version, row.oldest, line.lost) for row in self._shards.rows if row.ticket not in taken],
+            [
+                age(line.version, version, line.lost)
+                for version, count in await self._ledger.flying()
+                for _ in range(count)
+            ],
+            self._config.staleness.max_staleness,
+            self._config.batch.groups,
+        )

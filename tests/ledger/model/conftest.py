@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -215,10 +216,9 @@ class Model:
         record = self.records[number]
         return record.state == "trained" and record.step <= self.durable
 
-    def outstanding_over(self, ahead: int) -> int:
-        flying = [record for record in self.records.values() if record.state in ("rolling", "scored")]
-        over = [age(self.version + ahead, record.admitted, self.lost) > self.ETA for record in flying]
-        return sum(over)
+    def flying(self) -> list[tuple[int, int]]:
+        states = ("rolling", "scored")
+        return sorted(Counter(r.admitted for r in self.records.values() if r.state in states).items())
 
     def scored(self, number: int, attempt: int, tokens: int) -> None:
         record = self.held(number, attempt)

@@ -178,13 +178,11 @@ class Machine(RuleBasedStateMachine):
             lambda: self.model.hand_over(number, attempt, tokens, to, blob),
         )
 
-    @rule(ahead=st.integers(0, 2))
-    def outstanding(self, ahead: int) -> None:
-        self.both(
-            lambda: self.ledger.outstanding_over(self.model.version + ahead),
-            lambda: self.model.outstanding_over(ahead),
-        )
-        self.twin.again = None
+    @rule()
+    def flying(self) -> None:
+        again = self.twin.again, self.twin.answer
+        self.both(lambda: self.ledger.flying(), self.model.flying)
+        self.twin.again, self.twin.answer = again
 
     @rule(pick=picks, lag=lags, reason=st.sampled_from(["age", "no_signal"]))
     def drop(self, pick: int, lag: int, reason: str) -> None:
