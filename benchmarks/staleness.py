@@ -24,13 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
-from benchmarks.staleness_stack import BATCH, PROMPTS, Case, stack_of
+from benchmarks.staleness_stack import BATCH, Case, stack_of
 from benchmarks.virtual import VirtualLoop, run
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.server import embedded_server
 from slipstream.messages import Group
-from slipstream.prompts.order import EpochOrder
-from slipstream.rollout.episode import seeds_of
 
 # eta: share of the limit, groups over, tokens masked, of the longest decile; drop: share, trained length (design)
 EXPECTED = {
@@ -40,7 +38,7 @@ EXPECTED = {
     8: (0.997, 0.005, 0.003, 0.01, 0.997, 0.96),
 }
 AIMS = {"share": 0.97, "masked": 0.035, "length": 0.02}
-LANE = {"floor": 0.2, "order": "oldest_first", "express": 1, "express_sequences": 12}
+LANE = {"floor": 0.2, "order": "oldest_first", "express": 1, "express_sequences": 10}
 
 
 @dataclass
@@ -90,16 +88,10 @@ def old_tokens(group: Group, version: int, eta: int) -> int:
 
 def length_bias(case: Case, trained: dict[int, int]) -> float:
     """Mean length of what was trained over that of what was admitted, among tickets that are all accounted for."""
-    order = EpochOrder(PROMPTS, case.seed)
-    last = max(trained)
-    done = sorted(trained)
     # near the end long groups are still on their way: leave out what began within the longest group's time
-    until = done[-1] - (case.eta + 9) * BATCH
-    admitted = [
-        case.length(order.at(number)[1], seeds_of(case.seed, number, 1)[0])
-        for number in range(min(until, last))
-    ]
-    return statistics.fmean(n for t, n in trained.items() if t < until) / statistics.fmean(admitted)
+    until = max(trained) - (case.eta + 9) * BATCH
+    admitted = statistics.fmean(case.lengths(until))
+    return statistics.fmean(tokens for ticket, tokens in trained.items() if ticket < until) / admitted
 
 
 async def measure(case: Case, url: str, loop: VirtualLoop) -> Result:
@@ -121,7 +113,7 @@ async def measure(case: Case, url: str, loop: VirtualLoop) -> Result:
             audit = await stack.ledger.audit()
     assert audit.holds, audit.problems
     result.dropped = audit.counts.groups["dropped"]
-    result.share = (case.steps - 1 - warm) * case.step_seconds / (ended - begun)
+    result.share = (case.steps - 1 - warm) * case.step_seconds() / (ended - begun)
     result.bias = length_bias(case, trained)
     result.wall = time.perf_counter() - started
     return result

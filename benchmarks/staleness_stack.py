@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import statistics
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -31,10 +32,12 @@ from slipstream.learner.restore import Line
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, RunTerms
 from slipstream.lifecycle.life import Life
+from slipstream.prompts.order import EpochOrder, Permutation
 from slipstream.prompts.sets import Prompt
 from slipstream.reward.service import RewardService
 from slipstream.rewards.base import Scored
 from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
+from slipstream.rollout.episode import seeds_of
 from slipstream.rollout.roller import Roller
 from slipstream.rollout.service import Rollout
 from slipstream.telemetry.metrics import BufferMetrics, RewardMetrics, RolloutMetrics
@@ -45,6 +48,7 @@ SLOTS, BATCH, MEAN, CAP = 64, 64, 64, 8
 TOKEN_SECONDS = 1 / 8
 PROMPTS = 1024
 CREDITS = 200
+NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,19 +94,25 @@ class Case:
         return build(tree)[0]
 
     def length(self, prompt: int, seed: int) -> int:
-        """Tokens of a sample: log-normal, cut at the cap, partly the prompt's own."""
-        own, luck = random.Random(f"{self.seed}:{prompt}").gauss(0, 1), random.Random(seed).gauss(0, 1)
-        z = math.sqrt(self.same) * own + math.sqrt(1 - self.same) * luck
+        """Tokens of a sample: log-normal, cut at the cap, partly the prompt's own.
+
+        The prompts' parts are the quantiles of the normal distribution, so each epoch has its share of long ones.
+        """
+        own = NORMAL.inv_cdf((Permutation(PROMPTS, f"lengths/{self.seed}")[prompt] + 0.5) / PROMPTS)
+        z = math.sqrt(self.same) * own + math.sqrt(1 - self.same) * random.Random(seed).gauss(0, 1)
         return max(1, min(CAP * MEAN, round(MEAN * math.exp(self.sigma * z - self.sigma**2 / 2))))
 
-    @property
+    def lengths(self, tickets: int) -> list[int]:
+        """Lengths of the first so many tickets, in their order."""
+        order = EpochOrder(PROMPTS, self.seed)
+        return [self.length(order.at(n)[1], seeds_of(self.seed, n, 1)[0]) for n in range(tickets)]
+
     def step_seconds(self) -> float:
-        """Time of an optimizer step, equal to that of decoding a batch with all slots in use: the limit is both."""
-        nodes = [(index + 0.5) / 100_000 for index in range(100_000)]
-        z = map(NormalDist().inv_cdf, nodes)
-        lengths = [MEAN * math.exp(self.sigma * each - self.sigma**2 / 2) for each in z]
-        mean = sum(max(1, min(CAP * MEAN, round(length))) for length in lengths) / len(lengths)
-        return mean * BATCH / SLOTS * TOKEN_SECONDS
+        """Time of an optimizer step, equal to that of decoding a batch with all slots in use: the limit is both.
+
+        Taken from the very lengths of the run: where both are equal, a percent decides how long groups wait.
+        """
+        return statistics.fmean(self.lengths(self.steps * BATCH)) * BATCH / SLOTS * TOKEN_SECONDS
 
 
 class PromptEngine(SimulatedEngine):
@@ -223,7 +233,7 @@ class Stack:
     async def batches(self) -> AsyncIterator[tuple[int, Batch]]:
         """The learner: yields (version, batch) as each step begins, and goes on after the time of a step."""
         parts: Any = SimpleNamespace(config=self.config, ledger=self.ledger, learner="L", sender=self.sender)
-        draw, seconds = Draw(parts), self.case.step_seconds
+        draw, seconds = Draw(parts), self.case.step_seconds()
         for step in range(1, self.case.steps + 1):
             while isinstance(drawn := await draw.batch(Line(step - 1, step - 1)), Waiting):
                 if drawn.trouble:

@@ -129,3 +129,12 @@ async def test_a_fetch_that_ends_after_closing_is_released(make_engine):
     gate.set()
     await following
     assert subscriber.fetched[0].released == 1
+
+
+async def test_a_late_replica_learns_the_version_by_asking(make_engine):
+    """Case 90: it joined after version 7 was published and heard of none."""
+    engine = make_engine()
+    follower, _, life = follow(engine, [7])
+    await follower.follow(life)
+    assert await follower.swap_if_newer()
+    assert engine.version == 7
