@@ -137,6 +137,8 @@ def test_prometheus_looks_for_services_that_exist(project: dict[str, Any]) -> No
     assert set(search["names"]) == {*ROLES, "rollout-gpu", "learner-gpu"}
     port = project["services"]["learner"]["environment"]["SLIPSTREAM__NETWORK__METRICS_PORT"]
     assert str(search["port"]) == port
+    rules = runpy.run_path(str(ROOT / "k8s" / "make_chart.py"))["rule_files"]()
+    assert config["rule_files"] == [f"/etc/prometheus/rules/{path.name}" for path in rules]
 
 
 def test_files_that_are_mounted_exist(project: dict[str, Any]) -> None:
