@@ -44,11 +44,11 @@ def test_the_rules_are_valid():
 @pytest.mark.timeout(160)
 @needs_promtool
 def test_every_alert_fires_on_its_case_and_is_quiet_on_another():
-    promtool("test", "rules", "alerts_test.yaml")
+    promtool("test", "rules", "tests/alerts_test.yaml")
 
 
 def test_every_alert_has_both_cases():
-    tests = yaml.safe_load((FOLDER / "alerts_test.yaml").read_text(encoding="utf-8"))["tests"]
+    tests = yaml.safe_load((FOLDER / "tests/alerts_test.yaml").read_text(encoding="utf-8"))["tests"]
     fires = [case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]]
     quiet = [case["alertname"] for test in tests for case in test["alert_rule_test"] if not case["exp_alerts"]]
     assert sorted(fires) == sorted(quiet) == sorted(rule["alert"] for rule in RULES)
