@@ -1,7 +1,11 @@
 """The documentation says what the code does."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from slipstream.algo.recipes import RECIPES
 
@@ -18,7 +22,16 @@ def test_docs_list_every_recipe_with_what_it_sets() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.process
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is missing (extra: dev)")
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "guides" / "sizing" / "index.html").exists()

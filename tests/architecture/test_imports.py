@@ -36,7 +36,7 @@ LIBRARIES = {
     "run_folder": {"yaml"},
     "shards": set(),
     "staleness": set(),
-    "telemetry": {"prometheus_client"},
+    "telemetry": {"opentelemetry", "prometheus_client", "tensorboardX", "wandb"},
     "text": set(),
     "tokens": {"jinja2", "transformers"},
     "transport": {"msgspec", "zmq"},

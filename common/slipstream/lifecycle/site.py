@@ -18,6 +18,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberExpired
 from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.life import Life
+from slipstream.telemetry import tracing
 from slipstream.telemetry.links import show_links
 from slipstream.telemetry.logs import know
 from slipstream.telemetry.metrics import Metrics
@@ -186,6 +187,7 @@ async def open_site(
         UserError: The metrics port is taken, or the ledger's server cannot be used.
     """
     metrics.serve(config.network, name, config.run.name or "")
+    tracing.set_up(config.telemetry.otlp_endpoint, config.run.name or "", name, stack)
     site = Site(config, name, role, metrics, life, stack)
     site.show()
     await site.open_ledger()

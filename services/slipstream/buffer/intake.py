@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
 from slipstream.ledger.client import Ledger
 from slipstream.messages import Frames, Group, check_run, decode_group
+from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
@@ -63,6 +65,7 @@ class Intake:
             check_run(group, self._config.run.name)
         except MessageError as error:
             return self._refuse(f"malformed: {error}", None)
+        started = time.monotonic()
         try:
             reason = await self._decide(group, frames)
         except (FencedError, StalenessError) as error:
@@ -72,6 +75,7 @@ class Intake:
         except LedgerError as error:
             self._pace.warn(log, "ticket %d is not booked yet: %s", group.ticket, error, ticket=group.ticket)
             return Reply(RETRY, str(error))
+        tracing.span("store", group.run, group.ticket, group.attempt, time.monotonic() - started, end=reason)
         return Reply(OK, reason)
 
     async def _decide(self, group: Group, frames: Frames) -> str:

@@ -20,6 +20,7 @@ from slipstream.prompts.build import build_prompts
 from slipstream.prompts.sets import PromptSet
 from slipstream.run_folder import RunFolder
 from slipstream.telemetry.metrics import LearnerMetrics
+from slipstream.telemetry.sinks import Sinks, open_sinks
 from slipstream.tokens import Tokenizer, load_tokenizer
 from slipstream.transport.base import Sender
 from slipstream.weights.manifest import Manifest
@@ -41,6 +42,7 @@ class Parts:
     evaluations: Mapping[str, PromptSet]
     metrics: LearnerMetrics
     tokenizer: Tokenizer
+    sinks: Sinks
 
 
 async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, stack: AsyncExitStack) -> Parts:
@@ -76,6 +78,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         evaluations,
         metrics,
         tokenizer,
+        open_sinks(config.telemetry, folder.path, folder.name, stack),
     )
 
 

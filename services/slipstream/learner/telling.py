@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from slipstream.learner.intake import Batch
@@ -16,9 +17,12 @@ from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.learner.shape import shape_of
 from slipstream.learner.showing import chosen, shown_step
+from slipstream.messages import Group
 from slipstream.run_folder import append_line
+from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import know
 from slipstream.telemetry.samples import SampleLog
+from slipstream.telemetry.sinks import step_values
 
 log = logging.getLogger("slipstream.learner")
 _RECENT_STEPS = 20
@@ -71,9 +75,17 @@ class Telling:
         pace = sum(self._recent) / len(self._recent)
         log.info("%s", progress_line(record, config.run.steps, pace))
         self._show(record, verdict)
+        self._parts.sinks.write(line.version, step_values(record))
+        self._trace(groups, report)
         if self._choice is not None:
             shown = shown_step(batch, self._choice, report.logprobs, self._parts.tokenizer, line.step, before)
             await asyncio.to_thread(self._samples.write, shown)
+
+    def _trace(self, groups: Sequence[Group], report: StepReport) -> None:
+        """Each ticket of the step was trained on for as long as the step took."""
+        seconds = sum(value for name, value in report.seconds.items() if name not in ("wait", "publish"))
+        for group in groups:
+            tracing.span("train", group.run, group.ticket, group.attempt, seconds)
 
     async def _judge(self, report: StepReport) -> Verdict | None:
         if self._pipeline.step(report.seconds):

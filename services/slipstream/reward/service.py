@@ -18,6 +18,7 @@ from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
 from slipstream.run_folder import RunFolder
 from slipstream.shards import peer_of, shard_of
+from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.metrics import RewardMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Parcel, Reply, Sender
@@ -104,6 +105,8 @@ class RewardService:
         apply_scores(group, scored)
         self._tell(group, waiting, scored)
         group.score_seconds = time.monotonic() - started
+        if group.kind == "train":
+            tracing.span("score", group.run, group.ticket, group.attempt, group.score_seconds)
         self._count(group)
 
     def _tell(self, group: Group, indexes: Sequence[int], scored: Sequence[Scored]) -> None:

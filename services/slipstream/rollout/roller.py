@@ -15,6 +15,7 @@ from slipstream.messages import Frame, Group, encode_group
 from slipstream.prompts.sets import Prompt
 from slipstream.rollout.engines.base import Engine, GroupRequest, Sampling
 from slipstream.rollout.episode import Episode, seeds_of
+from slipstream.telemetry import tracing
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.tokens import Tokenizer
 from slipstream.transport.base import RETRY, Parcel, Reply, Sender
@@ -122,6 +123,9 @@ class Roller:
         arrays = episode.finish(order.header, order.prompt.prompt_ids, self._tokenizer)
         lengths = [sample.tokens for sample in order.header.samples]
         self._metrics.sampled(lengths, order.header.generate_seconds, episode.begun)
+        head = order.header
+        if head.kind == "train":
+            tracing.span("generate", head.run, head.ticket, head.attempt, seconds, tokens=head.token_count)
         frames = encode_group(order.header, arrays)
         try:
             async with asyncio.timeout(None) as offer:
