@@ -62,7 +62,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     trainer = await asyncio.to_thread(Trainer, config, model, ranks)
     publishing = Publishing(config, trainer, site.ledger, site.incarnation, _sizes(metrics))
     stack.callback(publishing.close)
-    metrics.gpus.set(trainer.policy.device.type == "cuda")
+    metrics.gpus.set(trainer.ranks.size if trainer.policy.device.type == "cuda" else 0)
     life.watch("publish", publishing.run())
     sender = await site.sender(to="buffer")
     return Parts(
