@@ -15,7 +15,6 @@ import psutil
 from benchmarks.chaos.proxy import Trouble
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack
-from slipstream.run_folder import read_lines
 
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 T = TypeVar("T")
@@ -46,12 +45,8 @@ class Runner:
 
     def until_steps(self, more: int, seconds: float) -> None:
         """Wait until the run has made so many more steps."""
-        before = len(read_lines(self.stack.folder.steps))
-
-        def made() -> bool:
-            return len(read_lines(self.stack.folder.steps)) >= before + more
-
-        self._until(made, seconds, f"progress by {more} steps")
+        before = self.stack.lines()
+        self._until(lambda: self.stack.lines() >= before + more, seconds, f"progress by {more} steps")
 
     def inject(self, schedule: Sequence[Fault]) -> None:
         """Carry out the whole schedule; a fault waits until its victim lives."""

@@ -66,6 +66,11 @@ class Stack:
         """What all processes said."""
         return self.output.read_text(errors="replace")
 
+    def lines(self) -> int:
+        """Steps told so far, those that were lost and made again included."""
+        steps = self.folder.steps
+        return steps.read_bytes().count(b"\n") if steps.exists() else 0
+
     def resume(self) -> None:
         """Start a supervisor anew, on the run's folder."""
         self.process = self._start("resume", str(self.folder.path))

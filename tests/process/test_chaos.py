@@ -14,7 +14,7 @@ FAULTS = 36  # each fault of each process, and two more
 
 
 @pytest.mark.process
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)  # generous: a crowded machine takes ten times as long as a quiet one
 def test_whatever_is_killed_stopped_or_cut_off_each_prompt_is_trained_exactly_once(tmp_path):
     """Promises 1, 2, 3 and 8; cases 84, 91, 101 and 103. SLIPSTREAM_CHAOS_SEED=N tries another schedule."""
     seed = int(os.environ.get(SEED, "18"))
