@@ -168,7 +168,8 @@ class Site:
                 self._metrics.leases_lost.inc()
                 self._lost()
                 await self._enter()
-            await self._life.pause(HEARTBEAT_SECONDS)
+            # only generators tell something that others wait for; the rest keep a lease of 15 s
+            await self._life.pause(HEARTBEAT_SECONDS if self._serves else 3 * HEARTBEAT_SECONDS)
 
     async def _follow_peers(self, sender: Sender, role: str) -> None:
         while not self._life.stopping:
