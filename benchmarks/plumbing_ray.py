@@ -106,7 +106,8 @@ def cpu_seconds() -> float:
 def main() -> None:
     """Both ways, one after the other."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["RAY_worker_niceness"] = "0"  # its default of 15 would make it wait for everything else here
+    # its default of 15 would make it wait for everything else here
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     seconds = float(sys.argv[1])
     ray.init(
         num_cpus=2,
