@@ -26,9 +26,13 @@ def test_two_shards_with_reuse_survive_a_kill_and_a_lost_file(stack, simulated, 
     kill(run.until(lambda: run.role("buffer-0"), what="buffer-0"))
     run.until_step(8, 100)
     shard = run.until(lambda: run.role("buffer-1"), what="buffer-1")
+    learner = run.until(lambda: run.role("learner"), what="the learner")
+    learner.suspend()  # nobody takes, so every open group comes to rest in a shard
+    run.until(lambda: "in flight 0 " in run.audit(), 100, "all open groups in the buffer")
     for path in (run.folder / "buffer").glob("shard-1.sqlite*"):
         path.unlink()
     kill(shard)
+    learner.resume()
     assert run.wait(200) == 0, run.text
     assert "shard 1 has lost" in run.text
     audit = run.audit()

@@ -91,7 +91,7 @@ def fetch(options: argparse.Namespace) -> int:
 
 def _supervise(config: Config, warnings: list[str]) -> int:
     from slipstream.provenance import collect
-    from slipstream.supervisor.summary import finished, print_summary
+    from slipstream.supervisor.summary import print_summary
     from slipstream.supervisor.supervisor import Supervisor
 
     _refuse_what_up_cannot_do(config)
@@ -103,20 +103,20 @@ def _supervise(config: Config, warnings: list[str]) -> int:
         for warning in warnings:
             log.warning("config: %s", warning)
         log.info("run %s in %s", folder.name, folder.path)
-        outcome, cause = EXIT_OK, ""
+        outcome, cause, finished = EXIT_OK, "", False
 
         async def supervise(life: Life) -> None:
-            nonlocal outcome, cause
+            nonlocal outcome, cause, finished
             supervisor = Supervisor(config, folder)
             outcome = await supervisor.run(life)
-            cause = supervisor.cause
+            cause, finished = supervisor.cause, supervisor.finished
 
         # twice the children's own time: they drain first, then the supervisor itself ends
         saving = config.learner.checkpoint.stop_seconds
         fault = run_process(supervise, 2 * config.supervisor.drain_seconds, save_seconds=saving)
         if folder.steps.exists() or not fault:
             print_summary(folder, sys.stdout)
-        if not fault and outcome == EXIT_OK and not finished(config, folder):
+        if not fault and outcome == EXIT_OK and not finished:
             log.info("to go on: slipstream resume %s", folder.path)
         if cause:
             log.error("the run ended early: %s", cause)  # once more, so that it stands last

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from slipstream.config.schema import Config
 from slipstream.run_folder import RunFolder, line_of_descent, read_lines
 
 _HEIGHT = 8
@@ -30,12 +29,6 @@ def print_summary(folder: RunFolder, out: TextIO) -> None:
     lines += ["", f"folder       {folder.path}   (its weights: slipstream export {folder.path} FOLDER)", ""]
     out.write("\n".join(lines))
     out.flush()
-
-
-def finished(config: Config, folder: RunFolder) -> bool:
-    """Whether a run made all the steps that its config names; one without a number ends with its data."""
-    steps = line_of_descent(read_lines(folder.steps))
-    return config.run.steps is None or bool(steps and steps[-1]["step"] >= config.run.steps)
 
 
 def curve(values: Sequence[float]) -> list[str]:

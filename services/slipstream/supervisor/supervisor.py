@@ -37,12 +37,14 @@ class Supervisor:
 
     Attributes:
         cause: Why the run ended early, in the words of the process that ended it; empty otherwise.
+        finished: Whether the ledger calls the run finished, by its steps or by the end of its data.
     """
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self._config = config
         self._folder = folder
         self.cause = ""
+        self.finished = False
         self._url = config.redis.url or ""
         self._children: dict[str, Child] = {}
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -140,6 +142,7 @@ class Supervisor:
             child = self._children[spec.name]
             code = await child.wait()
             if spec.name == "learner" and code == EXIT_OK and await self._run_finished():
+                self.finished = True
                 return self._decide(EXIT_OK)
             if code in _FINAL_CODES and not spec.foreign:
                 return self._decide(code, f"{spec.name}: {_said(child)}")
