@@ -77,13 +77,13 @@ class VllmCore:
         Raises:
             CoreDied: vLLM's processes ended.
         """
+        from vllm.inputs.engine import tokens_input
+
         stamps = self._stamps[name] = deque()
         params = _params(sampling, limit, seed)
         queue, finished = None, False
         try:
-            queue = await self._llm.add_request(
-                name, {"prompt_token_ids": list(ids), "cache_salt": salt}, params
-            )
+            queue = await self._llm.add_request(name, tokens_input(list(ids), cache_salt=salt), params)
             while not finished:
                 output = await queue.get()
                 finished = output.finished
