@@ -5,8 +5,9 @@
 64 slots in 4 replicas, steps of 64 groups of one sample, log-normal lengths cut at 8 x the mean, a step as long as
 decoding a batch. Columns: share of the throughput limit; groups with tokens over the bound, to which `pace` gives
 weight; the tokens, which `token` masks; the same in the longest tenth of groups; mean length of what was trained over
-that of what was admitted. `--quick` runs sigma = 1 with eta 2 and 4. What is real and what is simulated stands in
-staleness_stack.py. The last line is JSON.
+that of what was admitted. `--quick` runs sigma = 1 with eta 2 and 4, without `wait` and the plainer lanes, in few
+steps: it shows the shape, its figures scatter. What is real and what is simulated stands in staleness_stack.py. The
+last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
+from typing import Any
 
 from benchmarks.staleness_stack import BATCH, Case, stack_of
 from benchmarks.virtual import VirtualLoop, run
@@ -38,7 +40,7 @@ EXPECTED = {
     8: (0.997, 0.005, 0.003, 0.01, 0.997, 0.96),
 }
 AIMS = {"share": 0.97, "masked": 0.035, "length": 0.02}
-LANE = {"floor": 0.2, "order": "oldest_first", "express": 1, "express_sequences": 10}
+LANE: dict[str, Any] = {"floor": 0.2, "order": "oldest_first", "express": 1, "express_sequences": 10}
 
 
 @dataclass
@@ -168,15 +170,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=160)
     options = parser.parse_args()
     sigmas, etas = ([1.0], [2, 4]) if options.quick else (options.sigma, options.eta)
-    steps = min(options.steps, 48) if options.quick else options.steps
+    steps = min(options.steps, 26) if options.quick else options.steps
     figures: dict[str, float] = {}
     with server() as url:
         for sigma in sigmas:
-            figures |= costs(sigma, [Case(eta=eta, sigma=sigma, steps=steps) for eta in etas], url)
+            base = [Case(eta=eta, sigma=sigma, steps=steps) for eta in etas]
+            figures |= costs(sigma, base, url, options.quick)
     print(json.dumps({"benchmark": "staleness", "figures": figures, "aims": AIMS}))
 
 
-def costs(sigma: float, base: Sequence[Case], url: str) -> dict[str, float]:
+def costs(sigma: float, base: Sequence[Case], url: str, quick: bool) -> dict[str, float]:
     """All tables of one sigma."""
     results = {
         policy: table(f"sigma {sigma}, {note}", [replace(case, policy=policy) for case in base], url)
@@ -184,18 +187,18 @@ def costs(sigma: float, base: Sequence[Case], url: str) -> dict[str, float]:
             ("token", "pace and token (the same run: pace trains what token masks)"),
             ("drop", "drop"),
             ("wait", "wait"),
-        ]
+        ][: 2 if quick else 3]
     }
     figures = compare(results) if sigma == 1.0 else {}
-    faster = [replace(case, floor=LANE["floor"]) for case in base]
-    plain = table(f"sigma {sigma}, token, decoding faster with fewer rows (floor 0.2)", faster, url)
-    lane = table(
-        f"sigma {sigma}, token, the same with an express lane", [replace(c, **LANE) for c in base], url
-    )
-    longest = [replace(case, window=256, **LANE) for case in base]
-    window = table(f"sigma {sigma}, token, express lane and long prompts first", longest, url)
-    for name, found in [("plain", plain), ("lane", lane), ("lane_and_window", window)]:
-        for result in found:
+    lanes: dict[str, dict[str, Any]] = {
+        "lane": LANE,
+        "plain": {"floor": LANE["floor"]},
+        "window": {"floor": LANE["floor"], "window": 256},
+        "lane_and_window": {"window": 256, **LANE},
+    }
+    for name, changes in list(lanes.items())[: 1 if quick else 4]:
+        title = f"sigma {sigma}, token, {name}: {changes}"
+        for result in table(title, [replace(case, **changes) for case in base], url):
             key = f"sigma{sigma}_eta{result.case.eta}_{name}"
             figures |= {
                 f"{key}_share": round(result.share, 4),

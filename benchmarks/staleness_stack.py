@@ -143,6 +143,12 @@ class Weights:
         """Nothing to unmap."""
 
 
+class Prompts(list[Prompt]):
+    """A set that is shuffled anew in each epoch."""
+
+    shuffled = True
+
+
 class Scorers:
     """Every sample is worth one."""
 
@@ -209,7 +215,7 @@ class Stack:
             engine=engine,
             follower=SimpleNamespace(swap_if_newer=lambda: self._swap(engine), swap_seconds=0.0),
             roller=Roller(self.config, engine, sender, tokenizer, metrics),
-            prompts=[Prompt(index, "", (index,), {}, CAP * MEAN) for index in range(PROMPTS)],
+            prompts=Prompts(Prompt(index, "", (index,), {}, CAP * MEAN) for index in range(PROMPTS)),
             evaluations={},
             metrics=metrics,
         )
