@@ -17,6 +17,7 @@ LONG = [
     "rollout.replicas=2",
     "rollout.engine.options.step_seconds=0.3",  # a group takes two seconds, in which there are several steps
     "rollout.engine.options.sigma=0.2",
+    "rollout.engine.max_sequences=8",  # two groups a replica, fewer than may be open: both have always something
     "learner.checkpoint.every=1000",  # so that the buffer keeps what it had
 ]
 
@@ -30,7 +31,7 @@ def stored(run) -> list[Group]:
 
 def test_a_group_in_the_middle_is_finished_by_another_replica(stack, simulated):
     """Case 104: versions are kept, and no token is sampled twice."""
-    run = stack().up(*simulated, *LONG, "run.steps=14")
+    run = stack().up(*simulated, *LONG, "run.steps=24")
     run.until_step(2, 240)
     run.until(lambda: run.role("rollout-0"), 30).send_signal(signal.SIGTERM)
     handed = run.until(
