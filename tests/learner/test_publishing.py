@@ -10,6 +10,19 @@ import torch
 from slipstream.config.load import build
 from slipstream.learner import publishing as publishing_module
 from slipstream.learner.publishing import Publishing
+from slipstream.weights.manifest import Manifest, layout
+
+
+def make_manifest(version):
+    return Manifest(
+        run="r",
+        version=version,
+        incarnation=1,
+        layout=layout({}),
+        digests=[],
+        digest=f"d{version}",
+        locations={},
+    )
 
 
 class FakePublisher:
@@ -28,7 +41,7 @@ class FakePublisher:
 
         def commit():
             self.gate.wait(20)
-            return version  # stands for the manifest
+            return make_manifest(version)
 
         return SimpleNamespace(commit=commit, abandon=lambda: self.abandoned.append(version))
 
@@ -48,13 +61,14 @@ class FakeLedger:
         self.announced.append((version, manifest, learner))
 
     async def members(self, role):
-        return [SimpleNamespace(version=version) for version in self.served]
+        return [SimpleNamespace(version=version, detail={}) for version in self.served]
 
 
 @pytest.fixture
 async def bench(monkeypatch):
     made = []
-    monkeypatch.setattr(publishing_module, "encode_manifest", lambda manifest: manifest)
+    monkeypatch.setattr(publishing_module, "encode_manifest", lambda manifest: manifest.version)
+    monkeypatch.setattr(publishing_module, "canaries", lambda trainer: [])
     monkeypatch.setattr(
         publishing_module,
         "open_publisher",
@@ -120,3 +134,30 @@ async def test_a_failed_announcement_ends_the_background_task_with_its_cause(ben
     await bench.publishing.publish(1)
     with pytest.raises(ConnectionError, match="gone"):
         await bench.running
+
+
+async def test_many_hosts_are_told_whom_to_ask_and_the_learner_notes_its_fingerprints(bench):
+    """Those that keep up stand in front; the publisher itself is asked last of all and by everybody."""
+    announced = []
+    publishing_module_encode = publishing_module.encode_manifest
+    publishing_module.encode_manifest = lambda manifest: announced.append(manifest) or manifest.version
+    bench.ledger.members = members_of({"a": 1, "b": 3, "c": 2, "d": 2, "none": 9})
+    bench.publisher.gate.set()
+    await bench.publishing.publish(4)
+    await bench.publishing.settled()
+    publishing_module.encode_manifest = publishing_module_encode
+    assert set(announced[0].routes) <= {"a", "b", "c", "d"}
+    assert max(announced[0].routes.values(), key=len)[-1] == "stream://b"
+    assert bench.publishing.note() == {"fingerprints": {"4": "d4"}}
+
+
+def members_of(versions):
+    async def members(role):
+        return [
+            SimpleNamespace(
+                version=version, detail={"host": host, "relay": "" if host == "none" else f"stream://{host}"}
+            )
+            for host, version in versions.items()
+        ]
+
+    return members

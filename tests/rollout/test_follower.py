@@ -9,13 +9,18 @@ import pytest
 from slipstream.errors import TransportTimeout, UserError, WeightsError
 from slipstream.lifecycle.life import Life
 from slipstream.rollout import follower as follower_module
+from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.follower import WeightsFollower
+from slipstream.weights.manifest import Canary
 
 
 class Weights:
     def __init__(self, version: int) -> None:
         self.version, self.released = version, 0
-        self.manifest = SimpleNamespace(layout=SimpleNamespace(total_bytes=8))
+        canary = [Canary([1, 2], [3, 4], [-0.5, -1.5])]
+        self.manifest = SimpleNamespace(
+            version=version, canary=canary, digest=f"d{version}", layout=SimpleNamespace(total_bytes=8)
+        )
 
     def release(self) -> None:
         self.released += 1
@@ -39,7 +44,10 @@ class FakeSubscriber:
     def __init__(self) -> None:
         self.fetched: list[Weights] = []
         self.errors: list[Exception] = []
-        self.closed = False
+        self.closed, self.forgotten, self.relay = False, 0, "stream://here"
+
+    def forget(self) -> None:
+        self.forgotten += 1
 
     def fetch(self, manifest: int) -> Weights:
         if self.errors:
@@ -58,9 +66,9 @@ def plain(monkeypatch):
     monkeypatch.setattr(follower_module, "RETRY_SECONDS", 0.0)
 
 
-def follow(engine, versions):
+def follow(engine, versions, **options):
     life, subscriber = Life(), FakeSubscriber()
-    follower = WeightsFollower(FakeLedger(life, list(versions)), subscriber, engine)
+    follower = WeightsFollower(FakeLedger(life, list(versions)), subscriber, engine, **options)
     return follower, subscriber, life
 
 
@@ -138,3 +146,54 @@ async def test_a_late_replica_learns_the_version_by_asking(make_engine):
     await follower.follow(life)
     assert await follower.swap_if_newer()
     assert engine.version == 7
+
+
+class Says:
+    """An engine's answers to a canary, one after the other; remembers what it was asked."""
+
+    def __init__(self, engine, answers):
+        self.asked, self._answers = [], list(answers)
+        engine.generate = self.generate
+
+    async def generate(self, request):
+        self.asked.append(request)
+        token, logprob = self._answers.pop(0)
+        yield Chunk(0, (token,), (logprob,), 1, "length")
+
+
+async def test_an_engine_that_says_what_the_learner_says_is_trusted(make_engine):
+    engine = make_engine()
+    follower, _, life = follow(engine, [1], host="here", canary_bound=0.1)
+    await follower.follow(life)
+    says = Says(engine, [(4, -1.45)])
+    await follower.swap_if_newer()
+    assert await follower.trusted()
+    assert (says.asked[0].prompt_ids, says.asked[0].sampling.temperature) == ((1, 2), 0.0)
+    noted = follower.note()
+    assert noted.pop("deviation") == pytest.approx(0.05)
+    assert noted == {"host": "here", "relay": "stream://here", "fingerprint": "d1"}
+
+
+@pytest.mark.parametrize("wrong", [(4, -1.7), (9, -0.5)])
+async def test_an_engine_that_says_something_else_gets_its_weights_anew(make_engine, wrong):
+    """A logprob off, or a token that the learner finds unlikely: then the same version, from its source."""
+    engine = make_engine()
+    follower, subscriber, _ = follow(engine, [1, 1], canary_bound=0.1)
+    Says(engine, [wrong, (3, -0.5)])
+    await follower._stage(b"1")
+    await follower.swap_if_newer()
+    assert not await follower.trusted()
+    await follower.serve_anew()
+    assert (subscriber.forgotten, engine.version) == (1, 1)
+    assert await WeightsFollower(None, subscriber, engine).trusted()  # without a bound nothing is asked
+
+
+async def test_an_engine_that_stays_different_ends_its_process_with_the_reason(make_engine):
+    engine = make_engine()
+    follower, *_ = follow(engine, [1, 1], canary_bound=0.1)
+    Says(engine, [(9, -0.5), (9, -0.5)])
+    await follower._stage(b"1")
+    await follower.swap_if_newer()
+    assert not await follower.trusted()
+    with pytest.raises(WeightsError, match="weights_mismatch: version 1, pulled anew, still differs"):
+        await follower.serve_anew()

@@ -121,8 +121,15 @@ class FakeRoller:
 
 
 class FakeSite:
-    async def join(self, served, lost):
-        self.served, self.lost = served, lost
+    def __init__(self) -> None:
+        self.given_back = 0
+
+    async def join(self, served, lost, note):
+        self.served, self.lost, self.note = served, lost, note
+
+    async def give_back(self):
+        self.given_back += 1
+        self.lost()
 
 
 class FakeFollower:
@@ -130,10 +137,21 @@ class FakeFollower:
 
     def __init__(self) -> None:
         self.swaps = 0
+        self.anew, self.swapped, self.verdict = 0, False, True
+
+    def note(self):
+        return {}
 
     async def swap_if_newer(self):
         self.swaps += 1
-        return False
+        swapped, self.swapped = self.swapped, False
+        return swapped
+
+    async def trusted(self):
+        return self.verdict
+
+    async def serve_anew(self):
+        self.anew += 1
 
 
 @pytest.fixture
@@ -341,3 +359,11 @@ async def test_stragglers_are_handed_to_the_express_replica(bench):
     await bench.life.run(with_lane(bench, "rollout-0", "x").run())
     assert bench.parts.roller.moved == [(orders[1], "x")]
     assert bench.parts.ledger.named[-1] is False
+
+
+@pytest.mark.parametrize(("verdict", "out"), [(True, 0), (False, 1)])
+async def test_a_replica_that_differs_from_the_learner_gives_all_back_and_pulls_anew(bench, verdict, out):
+    bench.parts.follower.swapped, bench.parts.follower.verdict = True, verdict
+    bench.parts.site.lost = lambda: None
+    await bench.rollout._turn()
+    assert (bench.parts.site.given_back, bench.parts.follower.anew) == (out, out)

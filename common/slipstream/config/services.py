@@ -181,11 +181,18 @@ class WeightsSection(Section):
         "auto", "auto takes shm on the learner's host and the best link to others; a name forces that one"
     )
     host: str | None = setting(None, "name of this host among those of the run; null takes its host name")
-    port: int = setting(0, "port on which the learner offers weights; 0 takes a free one", ge=0, le=65535)
+    port: int = setting(
+        0, "port of the learner's first link, the next link takes the next; 0 takes free ones", ge=0, le=65535
+    )
     folder: str | None = setting(None, "folder or fsspec URL that all hosts see, for the file transport")
     delta: bool = setting(False, "send what changed where that is smaller (16-bit weights, slow links)")
     dense_every: int = setting(25, "with delta: send every k-th version whole", ge=1)
     frame_seconds: float = setting(10.0, "deadline for each 8 MiB of a transfer, seconds", gt=0)
+    canary_bound: float | None = setting(
+        0.1,
+        "largest difference of a replica's logprobs from the learner's on fixed prompts after a swap; null is off",
+        gt=0,
+    )
     keep_seconds: float = setting(
         120.0,
         "a version that a live replica still wants is kept at most so long after its successor, seconds",

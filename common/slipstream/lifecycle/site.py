@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 from slipstream.config.schema import Config
 from slipstream.config.secrets import redis_password
@@ -52,6 +53,7 @@ class Site:
         self._served: Callable[[], int | None] = lambda: None
         self._serves = False
         self._lost: Callable[[], None] = lambda: None
+        self._note: Callable[[], dict[str, Any]] = dict
         self._endpoint = ""
         self._keys: KeyPair | None = None
         self._senders: dict[str, Sender] = {}
@@ -101,15 +103,19 @@ class Site:
         return sender
 
     async def join(
-        self, served: Callable[[], int | None] | None = None, lost: Callable[[], None] = lambda: None
+        self,
+        served: Callable[[], int | None] | None = None,
+        lost: Callable[[], None] = lambda: None,
+        note: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Enter the books; from here on the heartbeat tells which version this process serves.
 
         Args:
             served: The version, or None before the first; not given by a role that serves none.
             lost: Called when the lease ran out, for then what we held has gone to others.
+            note: What others should see of this process beside its metrics.
         """
-        self._served, self._lost = served or self._served, lost
+        self._served, self._lost, self._note = served or self._served, lost, note
         self._serves = served is not None
         await self._enter()
         log.info("ready")
@@ -137,6 +143,12 @@ class Site:
             return f"no live {' and no live '.join(missing)}"
         return "serves no version yet" if self._serves and self._served() is None else ""
 
+    async def give_back(self) -> None:
+        """Give back at once what we hold, and stay a member."""
+        self._lost()
+        await self.ledger.leave(self.name)
+        await self._enter()
+
     async def _leave(self) -> None:
         """Give back what we hold at once; if the ledger is away, it comes back when the lease runs out."""
         with contextlib.suppress(TimeoutError, LedgerError):
@@ -160,7 +172,8 @@ class Site:
         while not self._life.stopping:
             try:
                 know(version=self._served())
-                await self.ledger.heartbeat(self.name, self._served(), self._metrics.detail())
+                detail = {**self._metrics.detail(), **self._note()}
+                await self.ledger.heartbeat(self.name, self._served(), detail)
                 self._heard = time.monotonic()
             except MemberExpired:
                 # We were stopped or cut off for longer than a lease; what we held has gone to others.

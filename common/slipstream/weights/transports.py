@@ -52,11 +52,12 @@ def open_publisher(
     servers: list[Server] = []
     stores: list[Store] = []
     try:
-        for scheme in schemes(settings, address):
+        for index, scheme in enumerate(schemes(settings, address)):
+            port = settings.port + index if settings.port else 0
             if scheme == "file":
                 stores.append(_file_store(settings, run, incarnation))
             else:
-                servers.append(open_server(scheme, shelf, settings, address, settings.port, keys))
+                servers.append(open_server(scheme, shelf, settings, address, port, keys))
         if not servers and not stores:
             return shm
         return ServingPublisher(shm, shelf, servers, stores, settings.dense_every if settings.delta else 0)
@@ -118,12 +119,17 @@ def open_server(
     from slipstream.weights.control import ServerOptions
     from slipstream.weights.stream_server import StreamServer
     from slipstream.weights.tcp_server import WeightServer
-    from slipstream.weights.ucx_server import UcxServer
 
     allowed = {keys.public} if keys else ()
     options = ServerOptions(address, port, _advertised(address), keys, allowed)
     if scheme == "ucx":
+        from slipstream.weights.ucx_server import UcxServer
+
         return UcxServer(shelf, options, settings.frame_seconds)
+    if scheme == "nccl":
+        from slipstream.weights.nccl import NcclServer
+
+        return NcclServer(shelf, options, settings.frame_seconds)
     if keys is not None:
         return WeightServer(shelf, options)
     return StreamServer(shelf, address, port, _advertised(address))
@@ -138,6 +144,10 @@ def open_puller(scheme: str, settings: WeightsSection, keys: KeyPair | None = No
 
     if scheme == "file":
         return FilePuller()
+    if scheme == "nccl":
+        from slipstream.weights.nccl import NcclPuller
+
+        return NcclPuller(settings.frame_seconds)
     dial = Dial(keys, keys.public if keys else "", settings.frame_seconds)
     return UcxPuller(dial) if scheme == "ucx" else TcpPuller(dial)
 

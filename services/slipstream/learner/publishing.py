@@ -7,19 +7,26 @@ background, one version at a time; of versions that have to wait there, only the
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import torch
 
 from slipstream.config.schema import Config
+from slipstream.learner.canary import canaries
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
+from slipstream.ledger.records import MemberInfo
 from slipstream.transport.keys import keys_of
 from slipstream.weights.base import Committable, Publisher
-from slipstream.weights.manifest import Manifest, encode_manifest, layout
+from slipstream.weights.manifest import Canary, Manifest, encode_manifest, layout
+from slipstream.weights.topology import routes
 from slipstream.weights.torch_io import gather
 from slipstream.weights.transports import open_publisher
 
+_REMEMBERED = 8
 _COPY_THREADS = 2  # the copy is bound by memory, and nothing else runs in the learner meanwhile
 
 
@@ -43,7 +50,9 @@ class Publishing:
         self._learner = learner
         self.version: int | None = None
         self._tell = tell
-        self._waiting: tuple[int, Committable] | None = None
+        self._canary = config.weights.canary_bound is not None
+        self._fingerprints: OrderedDict[str, str] = OrderedDict()
+        self._waiting: tuple[int, Committable, list[Canary]] | None = None
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -68,7 +77,7 @@ class Publishing:
         older, self._waiting = self._waiting, None
         if older is not None:
             older[1].abandon()
-        self._waiting = (version, await asyncio.to_thread(self._stage, version))
+        self._waiting = await asyncio.to_thread(self._stage, version)
         self._idle.clear()
         self._work.set()
 
@@ -91,19 +100,34 @@ class Publishing:
         """Remove everything that was published; what replicas have mapped stays theirs."""
         self._publisher.close()
 
-    def _stage(self, version: int) -> Committable:
-        return self._publisher.stage(version, gather(self._trainer.tensors(), self._dtype).tensors)
+    def note(self) -> dict[str, Any]:
+        """What others should see in the ledger: the fingerprints of the newest versions."""
+        return {"fingerprints": dict(self._fingerprints)}
 
-    async def _announce(self, version: int, staged: Committable) -> None:
+    def _stage(self, version: int) -> tuple[int, Committable, list[Canary]]:
+        staged = self._publisher.stage(version, gather(self._trainer.tensors(), self._dtype).tensors)
+        return version, staged, canaries(self._trainer) if self._canary else []
+
+    async def _announce(self, version: int, staged: Committable, heard: list[Canary]) -> None:
         manifest = await asyncio.to_thread(staged.commit)
         self._tell(manifest)
+        members = await self._ledger.members("rollout")
+        manifest = msgspec.structs.replace(manifest, routes=_routes(members, manifest), canary=heard)
         await self._ledger.announce(version, encode_manifest(manifest), self._learner)
         self.version = version
-        await self._retire()
-
-    async def _retire(self) -> None:
-        """Versions below the lowest that a live replica serves are needed by nobody."""
-        members = await self._ledger.members("rollout")
+        self._fingerprints[str(version)] = manifest.digest
+        while len(self._fingerprints) > _REMEMBERED:
+            self._fingerprints.popitem(last=False)
         served = [member.version for member in members if member.version >= 0]
-        if served:
+        if served:  # versions below the lowest that a live replica serves are needed by nobody
             self._publisher.retire(min(served))
+
+
+def _routes(members: list[MemberInfo], manifest: Manifest) -> dict[str, list[str]]:
+    """Hosts that keep up are in front: what they pass on comes early."""
+    relays = {
+        str(member.detail["host"]): str(member.detail["relay"])
+        for member in sorted(members, key=lambda member: member.version)
+        if member.detail.get("relay") and member.detail.get("host")
+    }
+    return routes(relays, list(reversed(relays)), manifest.layout.buckets)

@@ -37,7 +37,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
         async with AsyncExitStack() as stack:
             parts = await open_parts(config, folder, name, life, stack)
             line = await reopen(parts)
-            await parts.site.join(served=lambda: parts.publishing.version)
+            await parts.site.join(served=lambda: parts.publishing.version, note=parts.publishing.note)
             await Learner(parts, line, life).run()
 
     return service

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Any
 
-from slipstream.errors import TransportTimeout, UserError, WeightsError
+from slipstream.errors import SlipstreamError, TransportTimeout, UserError, WeightsError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
+from slipstream.rollout.canary import deviation
 from slipstream.rollout.engines.base import Engine
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.weights.base import Mapped, Subscriber
-from slipstream.weights.manifest import decode_manifest
+from slipstream.weights.manifest import Manifest, decode_manifest
 
 log = logging.getLogger("slipstream.rollout")
 POLL_SECONDS = 0.05
@@ -23,13 +25,23 @@ class WeightsFollower:
     """Keeps the newest complete version staged beside the one being served."""
 
     def __init__(
-        self, ledger: Ledger, subscriber: Subscriber, engine: Engine, metrics: RolloutMetrics | None = None
+        self,
+        ledger: Ledger,
+        subscriber: Subscriber,
+        engine: Engine,
+        metrics: RolloutMetrics | None = None,
+        host: str = "",
+        canary_bound: float | None = None,
     ) -> None:
         self._ledger = ledger
         self._subscriber = subscriber
         self._engine = engine
         self._metrics = metrics or RolloutMetrics()
         self._staged: Mapped | None = None
+        self._host, self._bound = host, canary_bound
+        self._served: Manifest | None = None
+        self._deviation: float | None = None
+        self._tried = 0
         self._closed = False
         self._complained = ""
         self.swap_seconds = 0.0
@@ -48,10 +60,62 @@ class WeightsFollower:
         staged, self._staged = self._staged, None
         if staged is None:
             return False
-        started = time.monotonic()
+        started, manifest = time.monotonic(), staged.manifest
         await self._engine.swap(staged)
+        self._served, self._deviation = manifest, None
         self.swap_seconds = time.monotonic() - started
         return True
+
+    async def trusted(self) -> bool:
+        """Whether the engine says what the learner said at this version, within the bound.
+
+        An engine that gives no answer is believed: its digests were right, and its own faults have their own end.
+        """
+        if self._bound is None or self._served is None:
+            return True
+        self._tried += 1
+        try:
+            found = await deviation(self._engine, self._served.version, self._served.canary, self._tried)
+        except SlipstreamError as error:
+            log.warning("the canary of version %d was not heard: %s", self._served.version, error)
+            return True
+        self._deviation = found
+        return found <= self._bound
+
+    async def serve_anew(self) -> None:
+        """Have the newest version whole and from its source, and serve that.
+
+        Raises:
+            WeightsError: `weights_mismatch`: the engine differs from the learner after that as well.
+        """
+        wrong, deviated = self._engine.version, self._deviation
+        log.error(
+            "weights_mismatch: at version %s the engine differs from the learner by %.3g, the bound is %s; "
+            "its groups go back and the weights are pulled anew",
+            wrong,
+            deviated,
+            self._bound,
+        )
+        self._metrics.fetches.labels("mismatch").inc()
+        self._subscriber.forget()
+        announced = await self._ledger.manifest()
+        if announced is None or not await self._stage(announced[1]) or not await self.swap_if_newer():
+            raise WeightsError(f"weights_mismatch at version {wrong}, and no weights can be had to mend it")
+        if not await self.trusted():
+            raise WeightsError(
+                f"weights_mismatch: version {self._engine.version}, pulled anew, still differs from the learner "
+                f"by {self._deviation:.3g}, over weights.canary_bound {self._bound}"
+            )
+
+    def note(self) -> dict[str, Any]:
+        """What others should see in the ledger: where weights pass on, and what is served how well."""
+        served = self._served
+        return {
+            "host": self._host,
+            "relay": self._subscriber.relay,
+            "fingerprint": served.digest if served is not None else "",
+            "deviation": self._deviation,
+        }
 
     def close(self) -> None:
         """Let go of what is staged and not served."""

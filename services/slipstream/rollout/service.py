@@ -64,7 +64,9 @@ class Rollout:
 
     async def run(self) -> None:
         """Serve until asked to stop; then give what is sampled a moment to be stored, and hand the rest over."""
-        await self._parts.site.join(served=lambda: self._parts.engine.version, lost=self._lose_all)
+        await self._parts.site.join(
+            served=lambda: self._parts.engine.version, lost=self._lose_all, note=self._parts.follower.note
+        )
         self._life.drains()
         if self._express.used:
             self._life.watch("express", self._follow_express())
@@ -126,6 +128,9 @@ class Rollout:
         started = await self._evaluate() if self._serving() else 0
         if not self._evaluating and await self._parts.follower.swap_if_newer():
             self._parts.metrics.swapped(self._version(), self._parts.follower.swap_seconds)
+            if not await self._parts.follower.trusted():
+                await self._parts.site.give_back()
+                await self._parts.follower.serve_anew()
         return started + (await self._admit() if self._serving() else 0)
 
     async def _evaluate(self) -> int:

@@ -24,7 +24,7 @@ from slipstream.rollout.roller import Roller
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.tokens import load_tokenizer
 from slipstream.transport.keys import keys_of
-from slipstream.weights.transports import open_subscriber
+from slipstream.weights.transports import host_name, open_subscriber
 
 log = logging.getLogger("slipstream.rollout")
 
@@ -65,7 +65,9 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
             "data: these prompts are not those of the run", "give every role the same data and model"
         )
     subscriber = open_subscriber(config.weights, address=config.network.host, keys=keys_of(config.network.keys))
-    follower = WeightsFollower(site.ledger, subscriber, engine, metrics)
+    # what the simulated engine says has nothing to do with weights
+    bound = None if config.rollout.engine.kind == "simulated" else config.weights.canary_bound
+    follower = WeightsFollower(site.ledger, subscriber, engine, metrics, host_name(config.weights), bound)
     stack.callback(follower.close)
     if engine.follows:
         life.watch("weights", follower.follow(life))

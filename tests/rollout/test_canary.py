@@ -1,0 +1,65 @@
+"""The learner and an engine with the same weights say the same; with one tensor wrong they do not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from slipstream.config.data import ModelSection
+from slipstream.errors import SlipstreamError
+from slipstream.learner.canary import canaries, fixed_prompts
+from slipstream.learner.model import Policy
+from slipstream.models.resolve import resolve
+from slipstream.rollout.canary import deviation
+from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+
+
+class Weights:
+    def __init__(self, version, tensors, tied):
+        self.version = version
+        self.tensors = {name: tensor.clone().numpy() for name, tensor in tensors.items()}
+        if tied:
+            self.tensors["lm_head.weight"] = self.tensors["model.embed_tokens.weight"]
+
+    def release(self):
+        pass
+
+
+async def test_an_engine_deviates_only_when_its_weights_are_others():
+    torch.set_num_threads(1)
+    folder = resolve("tiny-sorter")
+    policy = Policy(folder, ModelSection(), "cpu")
+    heard = canaries(SimpleNamespace(policy=policy))
+    engine = TransformersEngine(TransformersConfig(folder=folder, slots=4, context=64))
+    await engine.start()
+    try:
+        await engine.swap(Weights(1, policy.tensors(), policy.tied))
+        assert await deviation(engine, 1, heard, 1) < 1e-4
+        spoilt = {name: tensor.clone() for name, tensor in policy.tensors().items()}
+        name = next(name for name in spoilt if "layers.0" in name and spoilt[name].dim() == 2)
+        spoilt[name] *= -1
+        await engine.swap(Weights(2, spoilt, policy.tied))
+        assert await deviation(engine, 2, heard, 2) > 0.01
+    finally:
+        await engine.close()
+
+
+def test_a_sharded_model_is_not_asked():
+    assert canaries(SimpleNamespace(ranks=SimpleNamespace(mesh=object()))) == []
+
+
+def test_prompts_lie_in_any_vocabulary():
+    assert all(0 <= token < 5 for prompt in fixed_prompts(5) for token in prompt)
+
+
+async def test_an_engine_that_gives_nothing_is_named():
+    async def nothing(request):
+        return
+        yield
+
+    heard = [SimpleNamespace(prompt_ids=[1], token_ids=[1], logprobs=[-1.0])]
+    with pytest.raises(SlipstreamError, match="without a token"):
+        await deviation(SimpleNamespace(generate=nothing), 1, heard, 1)
+    assert await deviation(None, 1, [], 1) == 0.0
