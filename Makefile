@@ -39,6 +39,8 @@ lint: $(VENV)/.test
 
 docs: $(VENV)/.demo
 	$(BIN)/slipstream config docs > docs/config.md
+	$(BIN)/slipstream metrics docs > docs/metrics.md
+	-$(BIN)/python k8s/grafana/build.py
 	$(BIN)/python k8s/make_chart.py
 
 $(VENV)/.demo: pyproject.toml constraints.txt

@@ -52,6 +52,7 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
         UserError: The prompts are not those of the run, or something named in the config cannot be had.
     """
     metrics = RolloutMetrics()
+    metrics.gpus.set(_gpus(config))
     site = await open_site(config, name, "rollout", metrics, life, stack)
     folder = await asyncio.to_thread(resolve, config.model.source)
     tokenizer = await asyncio.to_thread(load_tokenizer, str(folder))
@@ -74,6 +75,14 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     sender = await site.sender(to="reward")
     roller = Roller(config, engine, sender, tokenizer, metrics)
     return Parts(config, name, site, site.ledger, engine, follower, roller, prompts, evaluations, metrics)
+
+
+def _gpus(config: Config, driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """GPUs that the engine takes: vLLM's, on a host whose driver shows any; unverified on a GPU."""
+    engine = config.rollout.engine
+    if engine.kind != "vllm" or not driver.is_dir():
+        return 0
+    return int(engine.options.get("tensor_parallel", 1)) * int(engine.options.get("data_parallel", 1))
 
 
 def _context(config: Config, model: Path, sets: Iterable[PromptSet]) -> int:
