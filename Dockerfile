@@ -1,5 +1,5 @@
 # One image for every role: `docker build --target cpu -t slipstream:cpu .`
-#   core  reward, buffer and tools; no torch (about 350 MB)
+#   core  reward, buffer and tools; no torch
 #   cpu   every role, torch for CPUs
 #   gpu   every role, torch for CUDA and vLLM (unverified: never built where this was written)
 # Nothing here needs BuildKit. A change of code rebuilds from `wheel` on, in seconds: what is installed lies in layers
