@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from slipstream.cli import configs, inspect, run, watching
 from slipstream.cli import metrics as cli_metrics
+from slipstream.cli import weights as cli_weights
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
 from slipstream.telemetry.logs import LAST_WORD, under_supervisor
 
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_running(commands)
     _add_looking(commands)
     _add_config(commands)
+    _add_weights(commands)
     return parser
 
 
@@ -179,6 +181,20 @@ def _add_config(commands: Commands[argparse.ArgumentParser]) -> None:
     parts = config.add_subparsers(required=True, metavar="PART")
     parts.add_parser("schema", help="JSON schema, for editors").set_defaults(command=configs.schema)
     parts.add_parser("docs", help="every setting as Markdown").set_defaults(command=configs.docs)
+
+
+def _add_weights(commands: Commands[argparse.ArgumentParser]) -> None:
+    weights = _command(
+        commands, "weights", "weights in flight: whether they are right, and how fast they travel"
+    )
+    parts = weights.add_subparsers(required=True, metavar="PART")
+    verify = parts.add_parser("verify", help="compare the fingerprints of a live run's learner and replicas")
+    _run_argument(verify)
+    verify.set_defaults(command=cli_weights.verify)
+    bench = parts.add_parser("bench", help="measure every link on this machine")
+    bench.add_argument("--megabytes", type=int, default=512, help="size of a version, MiB")
+    bench.add_argument("--repeats", type=int, default=5, help="rounds after the warm-up")
+    bench.set_defaults(command=cli_weights.bench)
 
 
 def _command(

@@ -1,0 +1,172 @@
+"""How fast weights travel on this machine: each link to some receivers, beside one memcpy of the same bytes.
+
+A round publishes one version and ends when every receiver, a process of its own, has it and has compared each digest.
+`stall` is what the learner waits for. Receivers of one machine compete with the sender for its cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slipstream.config.services import WeightsSection
+from slipstream.weights.base import ArraySource, Server, Store
+from slipstream.weights.files import FileStore
+from slipstream.weights.manifest import decode_manifest, encode_manifest, layout
+from slipstream.weights.pulling import PullSubscriber
+from slipstream.weights.serving import ServingPublisher
+from slipstream.weights.shelf import Shelf
+from slipstream.weights.shm import ShmPublisher
+from slipstream.weights.shm_reader import ShmSubscriber
+from slipstream.weights.transports import open_puller, open_server
+
+WARM_UP = 2
+SETTINGS = WeightsSection(frame_seconds=120.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds from the start of a publish until the copy was made, the version was announced, all had it verified;
+    and CPU seconds of all processes."""
+
+    stall: float
+    published: float
+    verified: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians of one method; GB/s counts delivered bytes, CPU seconds are per GB delivered."""
+
+    method: str
+    receivers: int
+    milliseconds: float
+    gb_per_s: float
+    cpu_s_per_gb: float
+    stall_of_memcpy: float
+
+
+class Bench:
+    """A publisher over one link, and its receivers."""
+
+    def __init__(self, link: str, receivers: int, data: np.ndarray, place: Path) -> None:
+        self._tensors, self._version = {"w": ArraySource(data)}, 0
+        near = place / "near"
+        near.mkdir(parents=True)
+        shelf = Shelf(near)
+        servers: list[Server] = []
+        stores: list[Store] = []
+        if link == "file":
+            stores.append(FileStore(str(place / "store"), "bench", receivers))
+        elif link != "shm":
+            servers.append(open_server(link, shelf, SETTINGS, "127.0.0.1", 0))
+        shm = ShmPublisher("bench", receivers, layout(self._tensors), directory=near)
+        self._publisher = ServingPublisher(shm, shelf, servers, stores)
+        self._processes = [self._receiver(link, place, index) for index in range(receivers)]
+        for process in self._processes:
+            _answer(process)
+
+    def round(self) -> Round:
+        self._version += 1
+        wall, cpu = time.perf_counter(), time.process_time()
+        staged = self._publisher.stage(self._version, self._tensors)
+        stall = time.perf_counter() - wall
+        line = encode_manifest(staged.commit()).hex() + "\n"
+        published = time.perf_counter() - wall
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(line)
+            process.stdin.flush()
+        theirs = sum(float(_answer(process)) for process in self._processes)
+        verified = time.perf_counter() - wall
+        self._publisher.retire(self._version)
+        return Round(stall, published, verified, time.process_time() - cpu + theirs)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.communicate(timeout=60)
+        self._publisher.close()
+
+    def _receiver(self, link: str, place: Path, index: int) -> subprocess.Popen[str]:
+        own = place / ("near" if link == "shm" else f"far{index}")
+        own.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "slipstream.weights.bench", link, str(own)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def measure(link: str, receivers: int, data: np.ndarray, repeats: int) -> list[tuple[float, Round]]:
+    """Rounds of one link, each with the seconds of a memcpy just before it, after some to warm up."""
+    flat = data.view(np.uint8).reshape(-1)
+    target = np.ones_like(flat)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="slipstream-bench-") as place:
+        bench = Bench(link, receivers, data, Path(place))
+        try:
+            rounds = [(timed(lambda: np.copyto(target, flat)), bench.round()) for _ in range(WARM_UP + repeats)]
+        finally:
+            bench.close()
+    return rounds[WARM_UP:]
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Wall seconds of one call."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def row(method: str, receivers: int, gigabytes: float, rounds: Sequence[tuple[float, Round]]) -> Row:
+    """Medians of the rounds of one method."""
+    verified = statistics.median(each.verified for _, each in rounds)
+    return Row(
+        method,
+        receivers,
+        1e3 * verified,
+        receivers * gigabytes / verified,
+        statistics.median(each.cpu for _, each in rounds) / gigabytes / receivers,
+        statistics.median(each.stall / memcpy for memcpy, each in rounds),
+    )
+
+
+def receive(link: str, directory: Path) -> None:
+    """A receiver: fetch each manifest given on standard input; answer with the CPU seconds that took."""
+    subscriber = (
+        ShmSubscriber(directory=directory)
+        if link == "shm"
+        else PullSubscriber([open_puller(link, SETTINGS)], directory=directory)
+    )
+    served = None
+    print("ready", flush=True)  # noqa: T201
+    for line in sys.stdin:
+        before = time.process_time()
+        fetched = subscriber.fetch(decode_manifest(bytes.fromhex(line)))
+        if served is not None:
+            served.release()
+        served = fetched
+        print(time.process_time() - before, flush=True)  # noqa: T201
+    subscriber.close()
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    answer = process.stdout.readline()
+    if not answer:
+        raise RuntimeError("a receiver ended; its error stands above")
+    return answer
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("link")
+    parser.add_argument("directory", type=Path)
+    options = parser.parse_args()
+    receive(options.link, options.directory)
