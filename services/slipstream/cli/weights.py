@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slipstream.ledger.records import MemberInfo
 
 PATIENCE_SECONDS = 10.0
+LATER_SECONDS = 1.5  # a heartbeat and a half
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -30,16 +31,18 @@ def verify(options: argparse.Namespace) -> int:
     url = config.redis.url or folder.live_url
     if url is None:
         raise UserError(f"{options.run} is not running", "start it; fingerprints are those of live processes")
-    members = asyncio.run(_members(url, folder.name))
-    lines, same = compare(members)
+    lines, same = compare(*asyncio.run(_members(url, folder.name)))
     print("\n".join(lines))  # noqa: T201
     return EXIT_OK if same else EXIT_FAULT
 
 
-def compare(members: list[MemberInfo]) -> tuple[list[str], bool]:
-    """A line for each process that has weights, and whether no replica differs from the learner."""
+def compare(members: list[MemberInfo], later: list[MemberInfo]) -> tuple[list[str], bool]:
+    """A line for each process that has weights, and whether no replica differs from the learner.
+
+    The learner's fingerprints are also taken from a later look: its heartbeat may lag behind the replicas.
+    """
     known: dict[str, str] = {}
-    for member in members:
+    for member in [*members, *later]:
         known |= member.detail.get("fingerprints", {}) if member.role == "learner" else {}
     newest = max(map(int, known), default=-1)
     lines = [f"{'learner':16} version {newest:6} {known.get(str(newest), 'has published nothing yet')}"]
@@ -50,7 +53,7 @@ def compare(members: list[MemberInfo]) -> tuple[list[str], bool]:
         found, wanted = member.detail.get("fingerprint", ""), known.get(str(member.version))
         verdict = "serves nothing yet" if not found else "the same" if found == wanted else "DIFFERS"
         if found and wanted is None:
-            verdict = "older than what the learner remembers"
+            verdict = "a version that the learner does not remember"
         same &= verdict != "DIFFERS"
         deviation = member.detail.get("deviation")
         heard = "" if deviation is None else f", says the same within {deviation:.2g}"
@@ -58,12 +61,14 @@ def compare(members: list[MemberInfo]) -> tuple[list[str], bool]:
     return lines, same
 
 
-async def _members(url: str, run: str) -> list[MemberInfo]:
+async def _members(url: str, run: str) -> tuple[list[MemberInfo], list[MemberInfo]]:
     from slipstream.ledger.client import Ledger
 
     password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
     async with await Ledger.connect(url, run, password=password, deadline=PATIENCE_SECONDS) as ledger:
-        return await ledger.members()
+        members = await ledger.members()
+        await asyncio.sleep(LATER_SECONDS)
+        return members, await ledger.members()
 
 
 def bench(options: argparse.Namespace) -> int:
