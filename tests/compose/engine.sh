@@ -61,10 +61,13 @@ engine_stop() {
 
 # The images that the Dockerfile and compose.yaml name: pulled, or where no registry answers stood in for by Debian's.
 base_images() {
-  if docker image inspect "$PYTHON_IMAGE" >/dev/null 2>&1 || timeout 30 docker pull -q "$PYTHON_IMAGE" 2>/dev/null; then
-    docker compose pull -q --ignore-buildable "$@"
-    return
-  fi
+  local image missing=""
+  for image in "$PYTHON_IMAGE" "$REDIS_IMAGE" "$PROMETHEUS_IMAGE"; do
+    docker image inspect "$image" >/dev/null 2>&1 || missing="$missing $image"
+  done
+  [ -n "$missing" ] || return 0
+  for image in $missing; do timeout 300 docker pull -q "$image" 2>/dev/null || break; missing=${missing# "$image"}; done
+  [ -n "$missing" ] || return 0
   echo "no registry answers: $PYTHON_IMAGE and the images on it are made here from Debian's packages"
   bootstrap
   docker build -q -t "$REDIS_IMAGE" - >/dev/null <<END
