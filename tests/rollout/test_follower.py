@@ -112,6 +112,27 @@ async def test_a_version_that_is_served_already_is_not_fetched(make_engine):
     assert subscriber.fetched == []
 
 
+async def test_a_version_that_is_being_swapped_in_is_not_fetched_again(make_engine):
+    """It is staged no more and served not yet; a second copy would be refused by the link, which only grows."""
+    engine, begun, go_on = make_engine(), asyncio.Event(), asyncio.Event()
+    swap = engine.swap
+
+    async def slowly(weights):
+        begun.set()
+        await go_on.wait()
+        await swap(weights)
+
+    engine.swap = slowly
+    follower, subscriber, life = follow(engine, [7])
+    await follower.follow(life)
+    swapping = asyncio.create_task(follower.swap_if_newer())
+    await begun.wait()
+    assert follower._newest() == 7
+    go_on.set()
+    await swapping
+    assert (follower._newest(), engine.version, len(subscriber.fetched)) == (7, 7, 1)
+
+
 async def test_closing_releases_what_waits(make_engine):
     follower, subscriber, life = follow(make_engine(), [1])
     await follower.follow(life)

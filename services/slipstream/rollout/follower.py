@@ -38,6 +38,7 @@ class WeightsFollower:
         self._engine = engine
         self._metrics = metrics or RolloutMetrics()
         self._staged: Mapped | None = None
+        self._swapping = -1
         self._host, self._bound = host, canary_bound
         self._served: Manifest | None = None
         self._deviation: float | None = None
@@ -61,7 +62,11 @@ class WeightsFollower:
         if staged is None:
             return False
         started, manifest = time.monotonic(), staged.manifest
-        await self._engine.swap(staged)
+        self._swapping = staged.version  # neither staged nor served for a while, and not to be fetched again
+        try:
+            await self._engine.swap(staged)
+        finally:
+            self._swapping = -1
         self._served, self._deviation = manifest, None
         self.swap_seconds = time.monotonic() - started
         return True
@@ -127,7 +132,7 @@ class WeightsFollower:
 
     def _newest(self) -> int:
         served = self._engine.version if self._engine.version is not None else -1
-        return max(served, self._staged.version if self._staged is not None else -1)
+        return max(served, self._swapping, self._staged.version if self._staged is not None else -1)
 
     async def _stage(self, manifest: bytes) -> bool:
         """Fetch and verify a version; False when it cannot be had now."""
