@@ -50,6 +50,16 @@ class FakeTrainer:
         return {"state": write}
 
 
+class FakePrompts:
+    """Not drawn from a stream, so there is nothing of them to keep."""
+
+    def __len__(self):
+        return 4
+
+    def state_before(self, index):
+        return None
+
+
 @pytest.fixture
 def parts(tmp_path):
     tree = {
@@ -63,7 +73,13 @@ def parts(tmp_path):
     folder.create()
     metrics = SimpleNamespace(checkpoint=lambda step, seconds: None)
     return SimpleNamespace(
-        config=config, folder=folder, learner="me", ledger=FakeLedger(), trainer=FakeTrainer(), metrics=metrics
+        config=config,
+        folder=folder,
+        learner="me",
+        ledger=FakeLedger(),
+        trainer=FakeTrainer(),
+        metrics=metrics,
+        prompts=FakePrompts(),
     )
 
 
