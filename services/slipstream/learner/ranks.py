@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.01
 _DISMISSAL_S = 2.0
+# Not all work makes rank 0 wait for the others, but each step does, and few announcements lie between two steps.
+_KEPT = 64
 STOP = "stop"
 _STORE_PREFIX = "slipstream/work"
 
@@ -60,8 +62,8 @@ class Ranks:
         if self.size > 1 and self.leads:
             self._announced += 1
             _store().set(f"{_STORE_PREFIX}/{self._announced}", work)
-            if self._announced > 2:
-                _store().delete_key(f"{_STORE_PREFIX}/{self._announced - 2}")
+            if self._announced > _KEPT:
+                _store().delete_key(f"{_STORE_PREFIX}/{self._announced - _KEPT}")
 
     def called(self) -> str:
         """The others: wait, without a limit, for the next piece of common work.
