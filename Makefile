@@ -37,10 +37,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check common services tests benchmarks
 	$(BIN)/mypy
 
-docs: $(VENV)/.demo
+docs: $(VENV)/.test
 	$(BIN)/slipstream config docs > docs/config.md
 	$(BIN)/slipstream metrics docs > docs/metrics.md
-	-$(BIN)/python k8s/grafana/build.py
+	$(BIN)/python k8s/grafana/build.py
 	$(BIN)/python k8s/make_chart.py
 
 $(VENV)/.demo: pyproject.toml constraints.txt

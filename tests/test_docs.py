@@ -32,6 +32,6 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is missing (extra: dev)")
     argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "guides" / "sizing" / "index.html").exists()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[1]
-pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def _run(argv: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def _run(argv: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
         check=False,
     )
 

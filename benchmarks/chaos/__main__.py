@@ -55,7 +55,7 @@ def run(trial: Trial, root: Path, name: str) -> dict[str, object]:
         hurt = time.monotonic() - started
         stack.hurry()
         code = runner.wait(300.0)
-        runner.until_gone(15.0)
+        runner.until_gone(60.0)
         found = problems(stack, trial.policy, trial.eta)
         if code:
             found.append(f"exit code {code}: {stack.text[-3000:]}")

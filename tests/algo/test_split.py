@@ -154,7 +154,7 @@ def run_two_ranks(folder: Path) -> dict[str, list[list[object]]]:
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=50) for process in ranks]
+        outputs = [process.communicate(timeout=250) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

@@ -28,7 +28,7 @@ def slipstream(tmp_path: Path, clean_environment: None) -> Run:
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=250,
             check=False,
         )
 

@@ -95,7 +95,7 @@ def test_validate_is_quick(slipstream: Any) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode == EXIT_OK, done.stderr
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent) < 1.5
+    assert min(spent) < 6.0
 
 
 @pytest.mark.process

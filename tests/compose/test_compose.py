@@ -34,7 +34,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command += [word for profile in ("gpu", "alerts", "tools") for word in ("--profile", profile)]
     home = str(tmp_path_factory.mktemp("home"))
     done = subprocess.run(
-        [*command, "config", "--format", "json"], capture_output=True, text=True, env={"HOME": home}, timeout=50
+        [*command, "config", "--format", "json"],
+        capture_output=True,
+        text=True,
+        env={"HOME": home},
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     read = yaml.safe_load(done.stdout)

@@ -80,7 +80,7 @@ def train(tree: dict[str, object], model: Path, steps: int, ranks: Ranks) -> dic
 def main() -> None:
     """Join, train every case, leave."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    ranks = open_ranks(build(plan["cases"][0])[0].learner.parallel, "cpu", 60.0)
+    ranks = open_ranks(build(plan["cases"][0])[0].learner.parallel, "cpu", 300.0)
     for number, tree in enumerate(plan["cases"]):
         replicate = tree["learner"]["parallel"]["replicate"]
         shape = (replicate, ranks.size // replicate)

@@ -33,7 +33,7 @@ def test_groups_that_never_come_back_are_listed_as_failed_and_the_others_are_tra
         "run.steps=null",
         "run.epochs=1",
         "data.limit=24",
-        "rollout.ticket_seconds=3",
+        "rollout.ticket_seconds=10",
         "rollout.attempts=2",
     ]
     run = stack().up(*simulated, *settings, env={"PYTHONPATH": str(tmp_path), "BLACK_HOLE": "1"})

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 def test_two_shards_with_reuse_survive_a_kill_and_a_lost_file(stack, simulated, kill):

@@ -94,7 +94,7 @@ def _start(plan: Path, size: int) -> list[subprocess.Popen[bytes]]:
     ]
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     """Case 60: every aggregation, and a proximal pass; sharded over both ranks and replicated on both."""
     model = _llama(tmp_path / "model")
@@ -105,7 +105,7 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     plan.write_text(json.dumps({"model": str(model), "cases": cases, "steps": STEPS, "out": str(tmp_path)}))
     processes = _start(plan, 2)
     try:
-        assert [process.wait(200) for process in processes] == [0, 0]
+        assert [process.wait(600) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
@@ -132,7 +132,7 @@ def _assert_same(found: dict[str, Any], tensors: dict[str, Any], one: dict[str, 
         assert (value - one["tensors"][name]).abs().max() <= 1e-6, name
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(900)
 def test_a_run_trains_on_two_ranks_and_survives_the_death_of_one(stack, simulated):
     """kill -9 of the second rank ends the learner with it; the supervisor starts both again, from the checkpoint."""
     run = stack().up(*simulated, "run.steps=40", "learner.parallel.ranks=2", "learner.checkpoint.every=2")
@@ -140,7 +140,7 @@ def test_a_run_trains_on_two_ranks_and_survives_the_death_of_one(stack, simulate
     second = [p for p in psutil.process_iter(["environ"]) if _is_second_rank(p, run)]
     assert len(second) == 1
     second[0].send_signal(signal.SIGKILL)
-    assert run.wait(150) == 0, run.text[-4000:]
+    assert run.wait() == 0, run.text[-4000:]
     run.assert_exactly_once()
     run.assert_gone()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from benchmarks.chaos.server import LedgerServer
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 SLOW = "rollout.engine.options.step_seconds=0.05"
 
 
@@ -38,11 +38,11 @@ def test_a_server_may_come_back_with_its_data_or_without(stack, simulated, serve
     run = stack().up(*simulated, SLOW, "run.steps=24", f"redis.url={server.url}")
     run.until_step(2)
     lose(server, 3.0, data=True)
-    run.until(lambda: list((run.folder / "checkpoints").glob("step-*")), 90, "checkpoint")
+    run.until(lambda: list((run.folder / "checkpoints").glob("step-*")), 300, "checkpoint")
     run.until_step(8)
     assert "starting it again" not in run.text
     lose(server, 0.0, data=False)
-    assert run.wait(200) == 0, run.text[-4000:]
+    assert run.wait(300) == 0, run.text[-4000:]
     assert len(run.assert_exactly_once()) == 48
     assert "restoring the ledger from the checkpoint" in run.text
     versions = [step["version"] for step in run.steps()]
@@ -56,9 +56,9 @@ def test_an_empty_server_before_the_first_checkpoint_ends_the_run_with_what_to_d
     """Case 101: there is nothing to restore from, and the run does not begin anew in silence."""
     settings = ["run.steps=5000", "learner.checkpoint.every=1000", f"redis.url={server.url}"]
     run = stack().up(*simulated, SLOW, *settings)
-    run.until(lambda: any(step["version"] for step in run.steps()), 90, "version 1")
+    run.until(lambda: any(step["version"] for step in run.steps()), 300, "version 1")
     lose(server, 0.0, data=False)
-    assert run.wait(150) == 2, run.text[-4000:]
+    assert run.wait(300) == 2, run.text[-4000:]
     last = run.text.strip().splitlines()[-1]
     assert all(words in last for words in ("redis.url", "is empty", "no checkpoint", "run.name")), last
     run.assert_gone()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 DASHBOARDS = sorted((Path(__file__).parents[2] / "k8s" / "grafana").glob("*.json"))
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = (
@@ -38,7 +38,7 @@ def live(stack, simulated):
     run = stack().up(
         *simulated, "run.steps=100000", "evaluation.every=2", "learner.checkpoint.every=2", "data.holdout=8"
     )
-    run.until_step(5, 120)
+    run.until_step(5)
     return run
 
 
@@ -62,7 +62,7 @@ def prometheus(live, tmp_path):
         )
     yield f"http://127.0.0.1:{port}"
     server.terminate()
-    server.wait(20)
+    server.wait(120)
 
 
 def answers(base: str, expression: str) -> int:
@@ -86,7 +86,7 @@ def asked() -> dict[str, str]:
 
 
 def test_every_panel_of_every_dashboard_shows_something_of_a_live_run(live, prometheus):
-    empty, end = asked(), time.monotonic() + 120
+    empty, end = asked(), time.monotonic() + 300
     assert len(empty) > 60
     while empty and time.monotonic() < end:
         time.sleep(1.0)
@@ -119,7 +119,7 @@ def test_a_live_run_is_shown_and_does_what_it_is_asked(live, tmp_path):
         assert drawn.count("<svg") >= 10
         assert re.search(r'class="completion"><span title="version \d+, age \d+', drawn)
     wish(live, "drain")
-    assert live.wait(60) == 0, live.text[-3000:]
+    assert live.wait(300) == 0, live.text[-3000:]
     ended = json.loads(slipstream("status", str(live.folder), "--json"))
     assert (ended["status"], ended["finish_reason"]) == ("finished", "drained")
     assert ended["durable_step"] == ended["step"] >= 5

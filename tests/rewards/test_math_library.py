@@ -10,7 +10,7 @@ import pytest
 from slipstream.rewards.base import RewardSpec
 from slipstream.rewards.scorers import Scorers
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 CASES = [
     (r"\frac{\sqrt{3}}{3}", r"\boxed{\frac{1}{\sqrt{3}}}", 1),
@@ -64,7 +64,7 @@ async def test_a_monster_of_an_answer_scores_0_and_ends_its_worker(
     scorers: Callable[..., Scorers], answer: str
 ) -> None:
     """Case 3: `timeout` or `memory`, 0 for the model's answer, memory of the service flat."""
-    loaded = scorers(RewardSpec("math", timeout_seconds=4.0))
+    loaded = scorers(RewardSpec("math", timeout_seconds=12.0))
     await loaded.start()
     own = psutil.Process().memory_info().rss
     scored = (await loaded.score_group("p", [rf"\boxed{{{answer}}}"], {"answer": r"\sqrt{2}"}))[0]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from slipstream.config.data import ModelSection
-from slipstream.errors import SlipstreamError
 from slipstream.learner.canary import canaries, fixed_prompts
 from slipstream.learner.model import Policy
 from slipstream.models.resolve import resolve
 from slipstream.rollout.canary import deviation
+from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
 
 
@@ -54,12 +55,22 @@ def test_prompts_lie_in_any_vocabulary():
     assert all(0 <= token < 5 for prompt in fixed_prompts(5) for token in prompt)
 
 
-async def test_an_engine_that_gives_nothing_is_named():
+@pytest.mark.parametrize(
+    ("logprob", "version", "found"), [(math.nan, 1, math.inf), (-3.0, 1, 2.0), (-3.0, 2, 0.0)]
+)
+async def test_what_is_no_number_deviates_and_what_another_version_says_does_not_count(logprob, version, found):
+    async def says(request):
+        yield Chunk(0, (1,), (logprob,), version, "length")
+
+    heard = [SimpleNamespace(prompt_ids=[1], token_ids=[1], logprobs=[-1.0])]
+    assert await deviation(SimpleNamespace(generate=says), 1, heard, 1) == found
+
+
+async def test_an_engine_that_gives_nothing_deviates():
     async def nothing(request):
         return
         yield
 
     heard = [SimpleNamespace(prompt_ids=[1], token_ids=[1], logprobs=[-1.0])]
-    with pytest.raises(SlipstreamError, match="without a token"):
-        await deviation(SimpleNamespace(generate=nothing), 1, heard, 1)
+    assert await deviation(SimpleNamespace(generate=nothing), 1, heard, 1) == math.inf
     assert await deviation(None, 1, [], 1) == 0.0

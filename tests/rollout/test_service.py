@@ -366,4 +366,7 @@ async def test_a_replica_that_differs_from_the_learner_gives_all_back_and_pulls_
     bench.parts.follower.swapped, bench.parts.follower.verdict = True, verdict
     bench.parts.site.lost = lambda: None
     await bench.rollout._turn()
+    bench.parts.follower.swapped = False
+    await asyncio.sleep(0)  # the canary is heard beside everything else
+    await bench.rollout._turn()
     assert (bench.parts.site.given_back, bench.parts.follower.anew) == (out, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -36,7 +37,8 @@ def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[Pr
 def stream_state(config: Config, prompts: PromptSet, step: int) -> bytes | None:
     """What a checkpoint of a step keeps of the prompts, as JSON: where a stream is taken up again.
 
-    No ticket that is open after this many steps lies further back than all that may be open at once.
+    Few tickets that are open after this many steps lie further back than all that may be open at once; for one that
+    does, the stream is read again from an earlier mark.
     """
     stale, groups = config.staleness, config.batch.groups
     open_at_once = math.ceil((stale.max_staleness + 1) * groups * stale.oversampling)
@@ -47,9 +49,12 @@ def stream_state(config: Config, prompts: PromptSet, step: int) -> bytes | None:
 
 def _take_up(prompts: PromptSet, folder: RunFolder) -> None:
     """Let a stream begin where the newest checkpoint left it; without one it begins at its start."""
-    found = sorted(folder.checkpoints.glob(f"step-*/{STREAM}"))
-    if found:
-        prompts.load_state(json.loads(found[-1].read_text(encoding="utf-8")))
+    for path in sorted(folder.checkpoints.glob(f"step-*/{STREAM}"), reverse=True):
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # pruned meanwhile, or damaged: an older one is as good a hint
+            prompts.load_state(json.loads(path.read_text(encoding="utf-8")))
+            return
 
 
 def data_spec(section: DataSection, holdout: int = 0) -> DataSpec:

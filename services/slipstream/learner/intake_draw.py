@@ -70,6 +70,8 @@ class Draw:
         if spent and self._config.buffer.refill_spent == "raise":
             raise RunHalted(self._without_signal(rows, dropped))
         last = len(rows) < wanted and await self._ledger.end_of_data()
+        if last and await self._unseen(rows):
+            return Waiting("the last groups are on their way here")
         chosen = choose(rows, self._order, step, wanted, wanted if spent or last else self._allowed)
         if last and (not rows or self._config.batch.drop_last):
             return await self._end(rows)
@@ -149,10 +151,14 @@ class Draw:
             ]
             await self._drop(stale, "stale")
 
+    async def _unseen(self, rows: Sequence[Stored]) -> bool:
+        """Whether the ledger knows of stored groups that no shard has told us of yet."""
+        return (await self._ledger.counts()).groups["buffered"] > len(rows)
+
     async def _end(self, rows: Sequence[Stored]) -> Waiting | None:
         """No step can follow, unless the ledger knows of a stored group before we do: its count decides."""
         await self._drop(rows, "last_partial")
-        if (await self._ledger.counts()).groups["buffered"]:
+        if await self._unseen(()):
             return Waiting("the last groups are on their way here")
         return None
 

@@ -39,6 +39,7 @@ class WeightsFollower:
         self._metrics = metrics or RolloutMetrics()
         self._staged: Mapped | None = None
         self._swapping = -1
+        self._fetching = asyncio.Lock()  # a subscriber has one set of buffers
         self._host, self._bound = host, canary_bound
         self._served: Manifest | None = None
         self._deviation: float | None = None
@@ -102,7 +103,8 @@ class WeightsFollower:
             self._bound,
         )
         self._metrics.fetches.labels("mismatch").inc()
-        self._subscriber.forget()
+        async with self._fetching:
+            self._subscriber.forget()
         announced = await self._ledger.manifest()
         if announced is None or not await self._stage(announced[1]) or not await self.swap_if_newer():
             raise WeightsError(f"weights_mismatch at version {wrong}, and no weights can be had to mend it")
@@ -138,7 +140,8 @@ class WeightsFollower:
         """Fetch and verify a version; False when it cannot be had now."""
         started = time.monotonic()
         try:
-            fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
+            async with self._fetching:
+                fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
         except (WeightsError, TransportTimeout, UserError) as error:
             self._metrics.fetches.labels("failed").inc()
             # Published again meanwhile, torn, out of reach, or no room for it here: the next look may find better.

@@ -61,6 +61,8 @@ class Rollout:
         self._lengths = Lengths(self._prompt_order, on=parts.config.staleness.length_window > 1)
         self._groups: set[asyncio.Task[None]] = set()
         self._evaluating: set[asyncio.Task[None]] = set()
+        self._canary: asyncio.Task[bool] | None = None
+        self._canary_due = False
 
     async def run(self) -> None:
         """Serve until asked to stop; then give what is sampled a moment to be stored, and hand the rest over."""
@@ -106,7 +108,7 @@ class Rollout:
 
         Evaluation items go back as they are: they are single samples, and pinned to a version.
         """
-        for task in self._evaluating:
+        for task in self._evaluating | ({self._canary} if self._canary else set()):
             task.cancel()
         self._life.watch("drain", self._parts.roller.drain(_DRAIN_SECONDS), endless=False)
         await self._settle(_GOODBYE_SECONDS)
@@ -128,10 +130,21 @@ class Rollout:
         started = await self._evaluate() if self._serving() else 0
         if not self._evaluating and await self._parts.follower.swap_if_newer():
             self._parts.metrics.swapped(self._version(), self._parts.follower.swap_seconds)
-            if not await self._parts.follower.trusted():
-                await self._parts.site.give_back()
-                await self._parts.follower.serve_anew()
+            self._canary_due = True
+        if not await self._trusted():
+            await self._parts.site.give_back()
+            await self._parts.follower.serve_anew()
         return started + (await self._admit() if self._serving() else 0)
+
+    async def _trusted(self) -> bool:
+        """Hear the canary beside all else: on a full engine it waits for a place, and nothing waits for it."""
+        heard = self._canary is None or not self._canary.done() or await self._canary
+        if self._canary is not None and self._canary.done():
+            self._canary = None
+        if self._canary is None and self._canary_due:
+            self._canary_due = False
+            self._canary = asyncio.create_task(self._parts.follower.trusted(), name="canary")
+        return heard
 
     async def _evaluate(self) -> int:
         """Claim evaluation items before anything else: they hold this replica at its version."""
