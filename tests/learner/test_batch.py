@@ -8,12 +8,17 @@ import torch
 
 from slipstream.config.data import ModelSection
 from slipstream.errors import MessageError
-from slipstream.learner.batch import Layout, completions_of, micro_batches
+from slipstream.learner.batch import Layout, completions_of, passes, shares
 from slipstream.learner.model import Policy
 from slipstream.learner.packing import pack, row_length
 from slipstream.learner.tree import Completion, chains, grow
 
 SHARED = Layout(budget=4096, share=True, pair_cost=1e-3)
+
+
+def micro_batches(groups, gradient_B, layout):
+    """The micro-batches of a learner without other ranks."""
+    return [batch for batch, _ in passes(shares(groups, gradient_B, layout, ranks=1), rank=0)]
 
 
 def _width(groups):

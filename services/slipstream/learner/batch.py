@@ -99,17 +99,6 @@ def completions_of(groups: Scored) -> list[list[Completion]]:
 Rows = list[Row]
 
 
-def micro_batches(groups: Scored, gradient_B: Sequence[bool], layout: Layout) -> list[MicroBatch]:
-    """The forward passes that the samples with a gradient need; the others and empty ones are left out.
-
-    Args:
-        groups: The global batch.
-        gradient_B: Which of its samples carry a gradient.
-        layout: How the model wants it.
-    """
-    return [collate(rows) for rows in shares(groups, gradient_B, layout, 1)[0]]
-
-
 def shares(groups: Scored, gradient_B: Sequence[bool], layout: Layout, ranks: int) -> list[list[Rows]]:
     """The rows of each rank's micro-batches, of about equal cost; ranks may differ in their number.
 
