@@ -31,6 +31,10 @@ class FakeLedger:
 
     def __init__(self, life: Life, versions: list[int]) -> None:
         self._life, self._versions = life, versions
+        self.status = "running"
+
+    async def state(self):
+        return SimpleNamespace(status=self.status)
 
     async def manifest(self):
         if not self._versions:
@@ -70,6 +74,20 @@ def follow(engine, versions, **options):
     life, subscriber = Life(), FakeSubscriber()
     follower = WeightsFollower(FakeLedger(life, list(versions)), subscriber, engine, **options)
     return follower, subscriber, life
+
+
+@pytest.mark.parametrize(("status", "said"), [("running", 1), ("finished", 0)])
+async def test_weights_that_went_away_with_a_finished_learner_are_not_waited_for(
+    make_engine, caplog, status, said
+):
+    caplog.set_level("INFO", logger="slipstream.rollout")
+    follower, subscriber, life = follow(make_engine(), [1, 1])
+    follower._ledger.status = status
+    subscriber.errors = [WeightsError("version 1 is gone"), WeightsError("version 1 is gone")]
+    await follower.follow(life)
+    assert [r.getMessage() for r in caplog.records].count(
+        "waiting for usable weights, serving version 0: version 1 is gone"
+    ) == said
 
 
 async def test_a_newer_version_replaces_one_that_waits(make_engine):

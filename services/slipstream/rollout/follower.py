@@ -144,10 +144,7 @@ class WeightsFollower:
                 fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
         except (WeightsError, TransportTimeout, UserError) as error:
             self._metrics.fetches.labels("failed").inc()
-            # Published again meanwhile, torn, out of reach, or no room for it here: the next look may find better.
-            if str(error) != self._complained:  # once: the same answer comes until the learner publishes again
-                self._complained = str(error)
-                log.info("waiting for usable weights, serving version %s: %s", self._engine.version, error)
+            await self._complain(str(error))
             return False
         self._metrics.fetches.labels("verified").inc()
         self._metrics.fetched.inc(fetched.manifest.layout.total_bytes)
@@ -159,3 +156,14 @@ class WeightsFollower:
         if older is not None:
             older.release()
         return True
+
+    async def _complain(self, reason: str) -> None:
+        """Say once why a version cannot be had: published again meanwhile, torn, out of reach, or no room for it.
+
+        The same answer comes until the learner publishes again. A learner that has finished takes its weights
+        away with it, and nobody waits for them any more.
+        """
+        if reason == self._complained or (await self._ledger.state()).status == "finished":
+            return
+        self._complained = reason
+        log.info("waiting for usable weights, serving version %s: %s", self._engine.version, reason)
