@@ -17,9 +17,11 @@ test: test-fast test-process
 test-fast: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not process and not vllm and not gpu and not compose"
 
-# Real processes, started and killed; one at a time, since each stack wants both cores.
+# Real processes, started and killed; one at a time, since each stack wants both cores. What fails is shown in full
+# and tried once more: what fails twice is a fault, and what fails once is said, a race of test or code to be mended.
+PROCESS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "process and not vllm and not gpu and not compose"
 test-process: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "process and not vllm and not gpu and not compose"
+	$(PROCESS) || { [ $$? = 1 ] && echo "FAILED ONCE, tried again:" && $(PROCESS) --last-failed --last-failed-no-failures none; }
 
 # compose.yaml for real: builds the images, starts, kills and resumes; installs a Docker engine where there is none.
 compose-test: $(VENV)/.test
