@@ -127,7 +127,19 @@ def test_a_run_that_goes_on_keeps_its_recipe(
     run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["resume", str(run()), "objective.recipe=dapo"]) == EXIT_USER
-    assert "start a new run" in complaint(capsys)
+    assert "begin a new run" in complaint(capsys)
+
+
+def test_a_run_that_goes_on_keeps_its_objective(
+    run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run()
+    sealed = folder / "checkpoints" / "step-00000003"
+    sealed.mkdir()
+    (sealed / "COMPLETE").write_text("")
+    (sealed / "identity.json").write_text('{"objective.clip_high": 0.2, "run.seed": 0}')
+    assert main(["resume", str(folder), "objective.clip_high=0.3"]) == EXIT_USER
+    assert "objective.clip_high is 0.3 and was 0.2" in complaint(capsys)
 
 
 def test_an_audit_of_a_run_that_never_started(

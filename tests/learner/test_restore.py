@@ -70,7 +70,13 @@ async def make_parts(tmp_path, server):
         opened.append(ledger)
         prompts = Prompts(fingerprint)
         return SimpleNamespace(
-            config=config, folder=folder, learner=learner, ledger=ledger, trainer=FakeTrainer(), prompts=prompts
+            config=config,
+            folder=folder,
+            learner=learner,
+            ledger=ledger,
+            trainer=FakeTrainer(),
+            prompts=prompts,
+            identity={"data set": fingerprint, "run.seed": 0},
         )
 
     yield make
@@ -217,6 +223,15 @@ async def test_other_data_is_refused(make_parts):
     await reopen(await make_parts("a"))
     with pytest.raises(UserError, match="dataset_fingerprint"):
         await reopen(await make_parts("b", fingerprint="other"))
+
+
+async def test_a_changed_identity_is_refused_by_name(make_parts):
+    parts = await make_parts("a")
+    await keep(parts, await train(parts, await reopen(parts)))
+    again = await make_parts("b")
+    again.identity["run.seed"] = 5
+    with pytest.raises(UserError, match=r"run\.seed is 5 and was 0"):
+        await reopen(again)
 
 
 async def test_an_incomplete_checkpoint_is_skipped_and_named(make_parts, caplog):

@@ -80,6 +80,7 @@ def parts(tmp_path):
         trainer=FakeTrainer(),
         metrics=metrics,
         prompts=FakePrompts(),
+        identity={},
     )
 
 

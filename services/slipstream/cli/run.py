@@ -14,6 +14,7 @@ from slipstream.config.load import load_config
 from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, ConfigError, UserError
+from slipstream.learner.identity import refuse_changed_since, settings_of
 from slipstream.learner.launch import launch, ranks_to_start
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.process import PARENT_VARIABLE, die_with_parent, end_on_sigterm, exit_now, run_process
@@ -38,8 +39,8 @@ def resume(options: argparse.Namespace) -> int:
         raise UserError(f"{folder} holds no run", "give the folder of a run, such as runs/NAME")
     if any(override.replace(" ", "").startswith("objective.recipe=") for override in options.overrides):
         raise UserError(
-            "objective.recipe cannot change in a run that goes on: each of its fields is recorded",
-            "change those, such as objective.clip_high=0.28, or start a new run",
+            "objective.recipe cannot change in a run that goes on",
+            f"begin a new run with its weights: run.name=NEW learner.start_from={folder}",
         )
     config, warnings = load_config(folder / "config.yaml", options.overrides)
     if RunFolder.of(config).path.resolve() != folder.resolve():
@@ -96,6 +97,7 @@ def _supervise(config: Config, warnings: list[str]) -> int:
 
     _refuse_what_up_cannot_do(config)
     folder = RunFolder.of(config)
+    refuse_changed_since(folder.checkpoints, settings_of(config))
     folder.create()
     set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
     with folder.held():

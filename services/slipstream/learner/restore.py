@@ -19,6 +19,7 @@ from pathlib import Path
 from slipstream.checkpoint.finding import newest_complete, prune
 from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
+from slipstream.learner.identity import IDENTITY, refuse_changed
 from slipstream.learner.setup import Parts, run_terms
 from slipstream.ledger.records import LedgerLost, RunNotOpen
 from slipstream.prompts.build import STREAM, stream_state
@@ -43,8 +44,8 @@ async def reopen(parts: Parts) -> Line:
     """Open the run and settle ledger, weights and version on one place.
 
     Raises:
-        UserError: The run in the ledger is another one (data, seed), the checkpoint is of another model, or the
-            ledger is empty and there is nothing to restore it from.
+        UserError: The run in the ledger or in the checkpoint is another one (`identity`), the checkpoint is of
+            another model, or the ledger is empty and there is nothing to restore it from.
         LedgerError: The checkpoint is older than what the ledger holds as durable.
     """
     with contextlib.suppress(RunNotOpen):  # from here on nobody else commits, or makes a checkpoint durable
@@ -57,6 +58,7 @@ async def reopen(parts: Parts) -> Line:
         log.warning("checkpoint %s skipped: %s", path.name, why)
     line, snapshot = Line(), None
     if found.path is not None:
+        refuse_changed(found.path, parts.identity)
         await asyncio.to_thread(parts.trainer.load, found.path)
         line, snapshot = _read(found.path)
         log.info("continuing from %s (version %d)", found.path.name, line.version)
@@ -107,6 +109,7 @@ def checkpoint_writers(parts: Parts, line: Line, snapshot: bytes) -> Writers:
     stream = stream_state(parts.config, parts.prompts, line.step)
     return parts.trainer.save_writers() | {
         LINE: lambda path: _write(path, json.dumps(place).encode()),
+        IDENTITY: lambda path: _write(path, json.dumps(parts.identity, indent=1).encode()),
         LEDGER: lambda path: _write(path, snapshot),
         **({} if stream is None else {STREAM: lambda path: _write(path, stream)}),
     }

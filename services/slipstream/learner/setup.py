@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from slipstream.config.schema import Config
+from slipstream.learner.identity import identity_of, refuse_changed_since
 from slipstream.learner.publishing import Publishing
 from slipstream.learner.ranks import leave, open_ranks
 from slipstream.learner.trainer import Trainer
@@ -28,7 +30,8 @@ from slipstream.weights.manifest import Manifest
 
 @dataclass(frozen=True)
 class Parts:
-    """What the learner works with; all of it is closed with the exit stack. `learner` is its incarnation."""
+    """What the learner works with; all of it is closed with the exit stack. `learner` is its incarnation, and
+    `identity` what the run may not change while it goes on."""
 
     config: Config
     folder: RunFolder
@@ -43,6 +46,7 @@ class Parts:
     metrics: LearnerMetrics
     tokenizer: Tokenizer
     sinks: Sinks
+    identity: Mapping[str, Any]
 
 
 async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, stack: AsyncExitStack) -> Parts:
@@ -56,6 +60,8 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     model = await asyncio.to_thread(resolve, config.model.source)
     tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
+    identity = identity_of(config, prompts.fingerprint, model)
+    await asyncio.to_thread(refuse_changed_since, folder.checkpoints, identity)
     parallel = config.learner.parallel
     ranks = await asyncio.to_thread(open_ranks, parallel, config.learner.device, parallel.timeout_seconds)
     stack.callback(leave, ranks)
@@ -79,6 +85,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         metrics,
         tokenizer,
         open_sinks(config.telemetry, folder.path, folder.name, stack),
+        identity,
     )
 
 
