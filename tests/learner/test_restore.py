@@ -33,6 +33,9 @@ class FakeTrainer:
     def load(self, folder):
         self.state = json.loads((folder / "state.json").read_text())
 
+    def load_weights(self, folder):
+        self.state = -json.loads((folder / "state.json").read_text())  # as no exact resume would
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -55,18 +58,21 @@ async def make_parts(tmp_path, server):
     opened = []
     url = server("a")
 
-    async def make(learner: str, url: str = url, fingerprint: str = "d") -> SimpleNamespace:
+    async def make(
+        learner: str, url: str = url, fingerprint: str = "d", name: str = "r", start_from: str | None = None
+    ) -> SimpleNamespace:
         tree = {
-            "run": {"name": "r", "steps": 50, "root": str(tmp_path / "runs")},
+            "run": {"name": name, "steps": 50, "root": str(tmp_path / "runs")},
             "data": {"kind": "arithmetic"},
             "reward": {"functions": [{"use": "last_number"}]},
             "batch": {"groups": 2, "group_size": 2},
             "staleness": {"max_staleness": 2},
+            "learner": {"start_from": start_from},
         }
         config = build(tree)[0]
         folder = RunFolder.of(config)
         folder.create()
-        ledger = await Ledger.connect(url, "r", deadline=50)
+        ledger = await Ledger.connect(url, name, deadline=50)
         opened.append(ledger)
         prompts = Prompts(fingerprint)
         return SimpleNamespace(
@@ -232,6 +238,20 @@ async def test_a_changed_identity_is_refused_by_name(make_parts):
     again.identity["run.seed"] = 5
     with pytest.raises(UserError, match=r"run\.seed is 5 and was 0"):
         await reopen(again)
+
+
+async def test_a_warm_start_takes_the_weights_and_begins_at_step_0(make_parts, tmp_path):
+    """Another objective and other data are no matter; and what has a checkpoint of its own does not look there."""
+    old = await make_parts("a")
+    await keep(old, await train(old, await reopen(old)))
+    source = old.folder.path.rename(tmp_path / "old")
+    new = await make_parts("b", name="new", fingerprint="other", start_from=str(source))
+    assert await reopen(new) == Line(0, 0)
+    assert new.trainer.state == -1
+    await keep(new, await train(new, Line(0, 0)))
+    again = await make_parts("c", name="new", fingerprint="other", start_from=str(tmp_path / "gone"))
+    assert (await reopen(again)).step == 1
+    assert again.trainer.state == 0
 
 
 async def test_an_incomplete_checkpoint_is_skipped_and_named(make_parts, caplog):

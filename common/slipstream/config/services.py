@@ -163,6 +163,11 @@ class LearnerSection(Section):
     optimizer: OptimizerSection = sub(OptimizerSection, "the optimizer")
     checkpoint: CheckpointSection = sub(CheckpointSection, "checkpoints")
     parallel: ParallelSection = sub(ParallelSection, "several ranks")
+    start_from: str | None = setting(
+        None,
+        "begin a new run with the weights of another run's newest checkpoint, or of one checkpoint: its folder; "
+        "optimizer and counts start anew",
+    )
     micro_batch_tokens: int = setting(4096, "tokens per forward pass; changes memory only", ge=16)
     threads: int = setting(1, "CPU threads of the learner", ge=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")

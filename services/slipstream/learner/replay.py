@@ -17,6 +17,7 @@ from slipstream.config.load import load_config
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.learner import recording
+from slipstream.learner.start import start_checkpoint
 from slipstream.learner.trainer import Trainer
 from slipstream.models.resolve import resolve
 from slipstream.run_folder import RunFolder, line_of_descent, read_lines
@@ -111,6 +112,8 @@ def _trainer(configs: Mapping[str, Config], terms: str, step: int, before: Train
     config = configs[terms]
     device = {"learner": config.learner.model_copy(update={"device": "cpu"})}
     trainer = Trainer(config.model_copy(update=device), resolve(config.model.source))
+    if before is None and config.learner.start_from is not None:
+        trainer.load_weights(start_checkpoint(config.learner.start_from))
     if isinstance(before, Path):
         trainer.load(before)
     elif before is not None:

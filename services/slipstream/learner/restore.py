@@ -21,6 +21,7 @@ from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
 from slipstream.learner.identity import IDENTITY, refuse_changed
 from slipstream.learner.setup import Parts, run_terms
+from slipstream.learner.start import start_checkpoint
 from slipstream.ledger.records import LedgerLost, RunNotOpen
 from slipstream.prompts.build import STREAM, stream_state
 from slipstream.run_folder import read_lines
@@ -62,6 +63,10 @@ async def reopen(parts: Parts) -> Line:
         await asyncio.to_thread(parts.trainer.load, found.path)
         line, snapshot = _read(found.path)
         log.info("continuing from %s (version %d)", found.path.name, line.version)
+    elif (source := parts.config.learner.start_from) is not None:
+        start = await asyncio.to_thread(start_checkpoint, source)
+        await asyncio.to_thread(parts.trainer.load_weights, start)
+        log.info("beginning with the weights of %s", start)
     told = max((each["version"] for each in read_lines(parts.folder.steps)), default=0)
     await _open(parts, line, snapshot, told)
     await parts.ledger.claim_learner(parts.learner)

@@ -75,6 +75,21 @@ def load(trainer: Stateful, folder: Path) -> None:
     _restore_random(_below(parts, "rng/"))
 
 
+def load_weights(trainer: Stateful, folder: Path) -> None:
+    """Overwrite the weights by those of a checkpoint, and leave all else.
+
+    Raises:
+        UserError: As `load`.
+    """
+    try:
+        weights = load_file(folder / MODEL)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"checkpoint {folder} cannot be read: {error}", "start from another one") from error
+    _check_same(trainer.policy.tensors(), weights, folder)
+    for name, value in trainer.policy.tensors().items():
+        fill(value, weights[name])
+
+
 def _moving_parts(trainer: Stateful) -> dict[str, Tensor]:
     parts = {f"optimizer/{name}": value for name, value in trainer.optimizer.state().items()}
     parts["rng/cpu"] = torch.get_rng_state()

@@ -131,6 +131,15 @@ class Trainer:
         self._call_ranks("load", lambda: [str(folder).encode()])
         state.load(self, folder)
 
+    def load_weights(self, folder: Path) -> None:
+        """Take over a checkpoint's weights and nothing else.
+
+        Raises:
+            UserError: The checkpoint is of another model, or lacks a file.
+        """
+        self._call_ranks("weights", lambda: [str(folder).encode()])
+        state.load_weights(self, folder)
+
     def _call_ranks(self, work: str, frames: Callable[[], list[bytes | memoryview]] | None = None) -> None:
         """Rank 0: have the others do the same; they find out by `ranks.called`."""
         if self.ranks.size > 1 and self.ranks.leads:

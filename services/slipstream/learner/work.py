@@ -50,3 +50,5 @@ def follow(trainer: Trainer) -> None:
             trainer.save_writers()
         elif work == "load":
             trainer.load(Path(ranks.share(None)[0].decode()))
+        elif work == "weights":
+            trainer.load_weights(Path(ranks.share(None)[0].decode()))
