@@ -28,6 +28,7 @@ LIBRARIES = {
         "tokenizers",
         "torch",
         "transformers",
+        "xxhash",
     },
     "prompts": {"datasets", "reasoning_gym", "torch", "torchdata"},
     "provenance": set(),

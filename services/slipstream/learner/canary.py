@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from slipstream.learner.lora import without_dropout
 from slipstream.learner.trainer import Trainer
 from slipstream.weights.manifest import Canary
 
@@ -21,7 +22,7 @@ def canaries(trainer: Trainer) -> list[Canary]:
         return []
     policy = trainer.policy
     prompts_RL = fixed_prompts(policy.head_weight.shape[0])
-    with torch.no_grad():
+    with torch.no_grad(), without_dropout(policy.module):
         tokens_RL = torch.tensor(prompts_RL, device=policy.device)
         logits_RV = policy.module(input_ids=tokens_RL, use_cache=False).logits[:, -1].float()
         likeliest = torch.log_softmax(logits_RV, dim=-1).topk(min(_LIKELIEST, logits_RV.shape[-1]))

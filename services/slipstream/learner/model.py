@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from slipstream.algo.logprobs import from_hidden
 from slipstream.config.data import ModelSection
+from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
+from slipstream.learner.lora import adapter_tensors, add_adapters, check_targets, plain_name
 
 _LOG = logging.getLogger("slipstream.learner")
 # A query-key pair costs more than its share of arithmetic: softmax and masks, not only matrix products.
@@ -34,18 +36,24 @@ class Policy:
         device: Where it lives.
         shares: Whether it takes an attention mask, so that samples may share tokens and rows.
         pair_cost: Cost of a query-key pair relative to a token's cost in the rest of the model.
+        adapters: What is trained instead of the weights, if anything is.
     """
 
-    def __init__(self, folder: Path, settings: ModelSection, device: str = "auto") -> None:
+    def __init__(
+        self, folder: Path, settings: ModelSection, device: str = "auto", lora: LoraSection | None = None
+    ) -> None:
         """Load from a Hugging Face folder.
 
         Raises:
-            UserError: No such device, a folder that transformers cannot load, or a head that is more than a
-                matrix product.
+            UserError: No such device, a folder that transformers cannot load, a head that is more than a
+                matrix product, or targets of `lora` that the model has not.
         """
+        lora = lora or LoraSection()
+        check_targets(folder, lora)
         self.device = pick_device(device)
         self.module = _load(folder, settings).to(self.device)
         _switch_off_dropout_modules(self.module)
+        self.adapters = add_adapters(self.module, lora)
         self.module.train()
         self._embedding = self.module.get_input_embeddings()
         # The embedding's gradient must not skip an id because the tokenizer also pads with it.
@@ -68,12 +76,22 @@ class Policy:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by Hugging Face name, tied ones once."""
-        return {name: value for name, value in self.module.named_parameters() if value.requires_grad}
+        named = self.module.named_parameters()
+        return {plain_name(name): value for name, value in named if value.requires_grad}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the model by Hugging Face name, tied ones once, detached but not copied."""
+        """What training changes, by name, detached but not copied.
+
+        Every tensor of the model by Hugging Face name, tied ones once; where there are adapters, only these.
+        """
+        return self.base_tensors() if self.adapters is None else adapter_tensors(self.module)
+
+    def base_tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the model without its adapters, by Hugging Face name, tied ones once."""
+        adapters = adapter_tensors(self.module)
         named = {**dict(self.module.named_parameters()), **self._buffers()}
-        return {name: value.detach() for name, value in named.items()}
+        plain = {plain_name(name): value.detach() for name, value in named.items()}
+        return {name: value for name, value in plain.items() if name not in adapters}
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies [S, T] of the samples' actions; the batch is on the policy's device."""

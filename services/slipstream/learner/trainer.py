@@ -67,7 +67,7 @@ class Trainer:
         self._temperature = config.sampling.temperature if temperature is None else temperature
         self.ranks = Ranks() if ranks is None else ranks
         device = config.learner.device if self.ranks.mesh is None else str(self.ranks.device)
-        self.policy = Policy(folder, config.model, device)
+        self.policy = Policy(folder, config.model, device, config.learner.lora)
         if self.ranks.mesh is not None:
             shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner.parallel)
         self.optimizer = Optimizer(self.policy.parameters(), config.learner.optimizer, config.run.steps)

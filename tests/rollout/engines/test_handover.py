@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from slipstream.errors import WeightsError
-from slipstream.rollout.engines.checks import check_weights, expected_shapes
+from slipstream.models.tensors import tensor_shapes
+from slipstream.rollout.engines.checks import check_weights
 from slipstream.rollout.engines.handover import hand_over
 from slipstream.weights import segments
 from slipstream.weights.base import ArraySource
@@ -71,7 +72,7 @@ def test_weights_are_checked_against_the_folder_before_anything_is_touched(tmp_p
         {"__metadata__": {}, "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
     ).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
-    expected = expected_shapes(tmp_path)
+    expected = tensor_shapes(tmp_path)
     assert expected == {"a": (2, 3)}
     check_weights(SimpleNamespace(tensors={"a": ARRAYS["a"]}), expected, tied_head=False)
     head = {"a": ARRAYS["a"], "lm_head.weight": ARRAYS["a"]}

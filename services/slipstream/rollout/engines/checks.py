@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import SlipstreamError, UserError, WeightsError
 from slipstream.rollout.engines.base import GroupRequest, ServedWeights
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 def check_request(request: GroupRequest, context: int, vocabulary: int) -> None:
@@ -42,17 +39,6 @@ def read_model_config(folder: Path) -> dict[str, Any]:
             f"model.source: {folder}/config.json cannot be read ({error})", "fetch the model again"
         ) from error
     return {**content, **content.get("text_config", {})}
-
-
-def expected_shapes(folder: Path) -> Shapes:
-    """Names and shapes of the tensors in the folder's safetensors files, from their headers alone."""
-    shapes: Shapes = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return shapes
 
 
 def check_weights(weights: ServedWeights, expected: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:

@@ -1,0 +1,126 @@
+"""Low-rank adapters in the policy, by peft: the weights stay as they are, and A and B beside them are trained.
+
+Adapters are float32 whatever the weights are: they are small, and their updates too. They are named as their weight
+is: `<layer>.lora_A.weight` [rank, inputs] and `<layer>.lora_B.weight` [outputs, rank].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from slipstream.config.lora import LoraSection
+from slipstream.errors import UserError
+from slipstream.models.tensors import tensor_shapes
+
+_ADAPTER = ".default.weight"  # peft's name for its only set of adapters
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a policy.
+
+    Attributes:
+        rank: Columns of B and rows of A.
+        scale: The target weight W acts as W + scale * B A.
+        layers: Names of the layers that carry one, in the model's order.
+    """
+
+    rank: int
+    scale: float
+    layers: tuple[str, ...]
+
+
+def add_adapters(module: nn.Module, lora: LoraSection) -> Adapters | None:
+    """Put adapters into a model and freeze everything else; nothing happens where `lora.rank` is None.
+
+    A is random by torch's seed and B is 0, so the model's outputs do not change.
+
+    Raises:
+        UserError: A target that the model has not, or that cannot carry an adapter.
+    """
+    if lora.rank is None:
+        return None
+    from peft import LoraConfig, inject_adapter_in_model
+
+    head = module.get_output_embeddings()  # type: ignore[operator]
+    linear = [name for name, part in module.named_modules() if type(part) is nn.Linear and part is not head]
+    layers = choose(linear, lora.targets)
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha or 2 * lora.rank,
+        lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        target_modules=layers,
+        bias="none",
+    )
+    inject_adapter_in_model(settings, module)
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return Adapters(lora.rank, lora.scale, tuple(layers))
+
+
+def choose(layers: Iterable[str], targets: Iterable[str]) -> list[str]:
+    """The layers that targets name in full or by their last parts; all of them where none are named.
+
+    Raises:
+        UserError: Targets that name no layer: these, and the names that there are.
+    """
+    known, wanted = list(layers), list(targets)
+    unknown = [target for target in wanted if not any(_names(target, layer) for layer in known)]
+    if unknown or not known:
+        there = sorted({layer.rpartition(".")[2] for layer in known})
+        shown = ", ".join(there[:_SHOWN]) + (", …" if len(there) > _SHOWN else "") if there else "none"
+        raise UserError(
+            f"learner.lora.targets: no linear layer {', '.join(map(repr, unknown))} that can carry an adapter",
+            f"this model has {shown}",
+        )
+    return [layer for layer in known if not wanted or any(_names(target, layer) for target in wanted)]
+
+
+def check_targets(folder: Path, lora: LoraSection) -> None:
+    """Refuse targets that the files of a model folder do not hold, before the model is loaded.
+
+    Raises:
+        UserError: As `choose`.
+    """
+    if lora.rank is None or not lora.targets:
+        return
+    matrices = [name for name, shape in tensor_shapes(folder).items() if len(shape) == 2]
+    choose([name.removesuffix(".weight") for name in matrices], lora.targets)
+
+
+def plain_name(name: str) -> str:
+    """The name that a parameter goes by outside: an adapter's, or that of the weight that peft has wrapped."""
+    if name.endswith(_ADAPTER):
+        return name.removesuffix(_ADAPTER) + ".weight"
+    return name.replace(".base_layer.", ".")
+
+
+def adapter_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The adapters by name, detached but not copied."""
+    named = module.named_parameters()
+    return {plain_name(name): value.detach() for name, value in named if name.endswith(_ADAPTER)}
+
+
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """No dropout before the adapters while the block runs."""
+    live = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.training]
+    for part in live:
+        part.eval()
+    try:
+        yield
+    finally:
+        for part in live:
+            part.train()
+
+
+def _names(target: str, layer: str) -> bool:
+    return layer == target or layer.endswith(f".{target}")
