@@ -65,5 +65,9 @@ class WeightsError(SlipstreamError):
     """A set of weights that is incomplete, torn or does not fit; nothing of it was applied."""
 
 
+class BaseMismatch(UserError):
+    """This host's model folder is not the one that the learner trains adapters for; asking again does not help."""
+
+
 class RunHalted(SlipstreamError):
     """The run stops because going on would be wrong or useless; the message is the reason."""

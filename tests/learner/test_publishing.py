@@ -81,7 +81,7 @@ async def bench(monkeypatch):
     }
     weights = {"w": torch.zeros(3)}
     ledger = FakeLedger()
-    trainer = SimpleNamespace(tensors=lambda: weights)
+    trainer = SimpleNamespace(tensors=lambda: weights, policy=SimpleNamespace(adapters=None))
     publishing = Publishing(build(tree)[0], trainer, ledger, "0a")
     running = asyncio.create_task(publishing.run())
     yield SimpleNamespace(

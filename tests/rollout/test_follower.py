@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.errors import TransportTimeout, UserError, WeightsError
+from slipstream.errors import BaseMismatch, TransportTimeout, UserError, WeightsError
 from slipstream.lifecycle.life import Life
 from slipstream.rollout import follower as follower_module
 from slipstream.rollout.engines.base import Chunk
@@ -236,3 +236,11 @@ async def test_an_engine_that_stays_different_ends_its_process_with_the_reason(m
     assert not await follower.trusted()
     with pytest.raises(WeightsError, match="weights_mismatch: version 1, pulled anew, still differs"):
         await follower.serve_anew()
+
+
+async def test_a_base_of_other_weights_ends_the_replica():
+    """Nothing that it could wait for would mend it."""
+    follower, subscriber, life = follow(SimpleNamespace(version=None), [1, 2])
+    subscriber.errors = [BaseMismatch("model.source: other weights", "give every role the same model")]
+    with pytest.raises(BaseMismatch):
+        await follower.follow(life)

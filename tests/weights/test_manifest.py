@@ -88,7 +88,7 @@ def test_a_manifest_survives_the_wire():
 
 def test_a_manifest_of_another_schema_is_refused_with_both_numbers():
     raw = msgspec.msgpack.decode(encode_manifest(manifest_of(layout({"a": source(3)}))))
-    with pytest.raises(WeightsError, match=r"schema 99.*schema 2"):
+    with pytest.raises(WeightsError, match=r"schema 99.*schema 3"):
         decode_manifest(msgspec.msgpack.encode(raw | {"schema": 99}))
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from slipstream.errors import WeightsError
 
-SCHEMA = 2
+SCHEMA = 3
 ALIGNMENT = 64
 BUCKET_BYTES = 32 << 20
 
@@ -89,6 +89,22 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logprobs: list[float]
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How low-rank adapters make a version out of a base that every replica has: W becomes W + scale * B A.
+
+    `layers` name the layers that carry one: of each the version holds `<layer>.lora_A.weight` [rank, inputs] and
+    `<layer>.lora_B.weight` [outputs, rank], and nothing else. `base` names the tensors of the base, which are read
+    from the replica's own model folder and used as `dtype`; `base_digest` is their `models.tensors.content_digest`.
+    """
+
+    rank: int
+    scale: float
+    layers: list[str]
+    base: list[str]
+    base_digest: str
+    dtype: str
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One published version. `incarnation` counts the starts of the learner within the run.
 
@@ -96,7 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     where to fetch it, by transport: for "shm" the file's name, for "file" the folder, for others the endpoint. Every
     version can be had dense; `delta` is a shorter way for whoever has its base, and leads to the same digests.
     `routes` gives hosts the endpoints of other hosts to ask first, in that order; `canary` is to be heard from
-    every replica that serves the version.
+    every replica that serves the version. With `adapter` the version is an update of a base, else it is whole.
     """
 
     run: str
@@ -109,6 +125,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     delta: DeltaOffer | None = None
     routes: dict[str, list[str]] = {}
     canary: list[Canary] = []
+    adapter: Adapter | None = None
     schema: int = SCHEMA
 
 
@@ -219,3 +236,22 @@ def check_manifest(manifest: Manifest) -> None:
         )
     if doubles := _twice(manifest.layout):
         raise WeightsError(f"{where}: {doubles[0]}")
+    if manifest.adapter is not None:
+        _check_adapter(manifest.adapter, manifest.layout, where)
+
+
+def _check_adapter(adapter: Adapter, given: Layout, where: str) -> None:
+    shapes = {spec.name: spec.shape for spec in given.tensors}
+    base = set(adapter.base)
+    if adapter.rank < 1 or not math.isfinite(adapter.scale) or adapter.dtype not in ITEM_BYTES:
+        raise WeightsError(
+            f"{where}: an adapter of rank {adapter.rank}, scale {adapter.scale} and dtype {adapter.dtype}"
+        )
+    for layer in adapter.layers:
+        a, b = (shapes.pop(f"{layer}.lora_{which}.weight", ()) for which in "AB")
+        if len(a) != 2 or len(b) != 2 or (a[0], b[1]) != (adapter.rank, adapter.rank):
+            raise WeightsError(f"{where}: {layer} has no adapter of rank {adapter.rank}")
+        if f"{layer}.weight" not in base:
+            raise WeightsError(f"{where}: {layer} has an adapter, and no weight in the base")
+    if shapes:
+        raise WeightsError(f"{where}: {min(shapes)} belongs to no adapter")

@@ -1,4 +1,4 @@
-"""Between torch and the flat layout; the only file here that imports torch."""
+"""Between torch and the flat layout."""
 
 from __future__ import annotations
 

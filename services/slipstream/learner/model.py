@@ -33,6 +33,7 @@ class Policy:
 
     Attributes:
         module: The transformers model.
+        folder: Where it came from.
         device: Where it lives.
         shares: Whether it takes an attention mask, so that samples may share tokens and rows.
         pair_cost: Cost of a query-key pair relative to a token's cost in the rest of the model.
@@ -48,6 +49,7 @@ class Policy:
             UserError: No such device, a folder that transformers cannot load, a head that is more than a
                 matrix product, or targets of `lora` that the model has not.
         """
+        self.folder = folder
         lora = lora or LoraSection()
         check_targets(folder, lora)
         self.device = pick_device(device)

@@ -16,14 +16,15 @@ import torch
 
 from slipstream.config.schema import Config
 from slipstream.learner.canary import canaries
+from slipstream.learner.lora_publishing import adapter_of
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import MemberInfo
 from slipstream.transport.keys import keys_of
 from slipstream.weights.base import Committable, Publisher
-from slipstream.weights.manifest import Canary, Manifest, encode_manifest, layout
+from slipstream.weights.manifest import Adapter, Canary, Manifest, encode_manifest, layout
 from slipstream.weights.topology import routes
-from slipstream.weights.torch_io import gather
+from slipstream.weights.torch_io import Gathered, gather
 from slipstream.weights.transports import open_publisher
 
 _REMEMBERED = 8
@@ -57,7 +58,8 @@ class Publishing:
         self._idle = asyncio.Event()
         self._idle.set()
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
-        gathered = gather(trainer.tensors(), self._dtype)
+        self._adapter: Adapter | None = None
+        gathered = self._gathered()
         self._publisher: Publisher = open_publisher(
             config.run.name or "",
             int(learner, 16),
@@ -104,15 +106,24 @@ class Publishing:
         """What others should see in the ledger: the fingerprints of the newest versions."""
         return {"fingerprints": dict(self._fingerprints)}
 
+    def _gathered(self) -> Gathered:
+        """The weights in the dtype in which they travel; adapters keep theirs."""
+        dtype = None if self._trainer.policy.adapters else self._dtype
+        return gather(self._trainer.tensors(), dtype)
+
     def _stage(self, version: int) -> tuple[int, Committable, list[Canary]]:
-        staged = self._publisher.stage(version, gather(self._trainer.tensors(), self._dtype).tensors)
+        staged = self._publisher.stage(version, self._gathered().tensors)
+        if self._adapter is None:
+            self._adapter = adapter_of(self._trainer.policy, self._dtype)
         return version, staged, canaries(self._trainer) if self._canary else []
 
     async def _announce(self, version: int, staged: Committable, heard: list[Canary]) -> None:
         manifest = await asyncio.to_thread(staged.commit)
         self._tell(manifest)
         members = await self._ledger.members("rollout")
-        manifest = msgspec.structs.replace(manifest, routes=_routes(members, manifest), canary=heard)
+        manifest = msgspec.structs.replace(
+            manifest, routes=_routes(members, manifest), canary=heard, adapter=self._adapter
+        )
         await self._ledger.announce(version, encode_manifest(manifest), self._learner)
         self.version = version
         self._fingerprints[str(version)] = manifest.digest

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Any
 
-from slipstream.errors import SlipstreamError, TransportTimeout, UserError, WeightsError
+from slipstream.errors import BaseMismatch, SlipstreamError, TransportTimeout, UserError, WeightsError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.rollout.canary import deviation
@@ -137,11 +137,17 @@ class WeightsFollower:
         return max(served, self._swapping, self._staged.version if self._staged is not None else -1)
 
     async def _stage(self, manifest: bytes) -> bool:
-        """Fetch and verify a version; False when it cannot be had now."""
+        """Fetch and verify a version; False when it cannot be had now.
+
+        Raises:
+            BaseMismatch: It never can be had here.
+        """
         started = time.monotonic()
         try:
             async with self._fetching:
                 fetched = await asyncio.to_thread(self._subscriber.fetch, decode_manifest(manifest))
+        except BaseMismatch:
+            raise
         except (WeightsError, TransportTimeout, UserError) as error:
             self._metrics.fetches.labels("failed").inc()
             await self._complain(str(error))

@@ -67,7 +67,12 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
         )
     subscriber = open_subscriber(config.weights, address=config.network.host, keys=keys_of(config.network.keys))
     # what the simulated engine says has nothing to do with weights
-    bound = None if config.rollout.engine.kind == "simulated" else config.weights.canary_bound
+    simulated = config.rollout.engine.kind == "simulated"
+    bound = None if simulated else config.weights.canary_bound
+    if not simulated:
+        from slipstream.weights.merging import MergingSubscriber
+
+        subscriber = MergingSubscriber(subscriber, folder)
     follower = WeightsFollower(site.ledger, subscriber, engine, metrics, host_name(config.weights), bound)
     stack.callback(follower.close)
     if engine.follows:

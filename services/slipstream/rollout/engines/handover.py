@@ -40,6 +40,8 @@ class Handover:
 def hand_over(weights: ServedWeights) -> Iterator[Handover]:
     """Keep a version open for another process while the block runs; the weights must stay mapped meanwhile."""
     manifest: Manifest | None = getattr(weights, "manifest", None)
+    if manifest is not None and manifest.adapter is not None:
+        manifest = None  # what was published is not the whole
     fd = _open_shared(manifest) if manifest is not None else None
     lies = manifest.layout if fd is not None and manifest is not None else None
     try:

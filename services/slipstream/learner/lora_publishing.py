@@ -1,0 +1,32 @@
+"""What replicas need to know of adapters: which base they belong to, and how they join it."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream.learner.model import Policy
+from slipstream.models.tensors import content_digest, read_tensors
+from slipstream.weights.manifest import Adapter
+
+
+def adapter_of(policy: Policy, dtype: torch.dtype) -> Adapter | None:
+    """How the policy's adapters make a version; None where there are none. Reads the model folder once.
+
+    Args:
+        policy: The policy.
+        dtype: What the base travels as would it travel; replicas use it as this.
+
+    Raises:
+        UserError: The folder's files name the tensors otherwise than the model does.
+    """
+    if policy.adapters is None:
+        return None
+    names = list(policy.base_tensors())
+    return Adapter(
+        rank=policy.adapters.rank,
+        scale=policy.adapters.scale,
+        layers=list(policy.adapters.layers),
+        base=names,
+        base_digest=content_digest(read_tensors(policy.folder, names)),
+        dtype=str(dtype).removeprefix("torch."),
+    )
