@@ -300,6 +300,7 @@ def test_the_monitor_reads_a_port_that_every_role_has(render: Render, everything
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     for role in ROLES:
         assert endpoint["port"] in {port["name"] for port in rendered.container(role)["ports"]}
+    assert {each["targetLabel"] for each in endpoint["relabelings"]} == {"role", "process"}
 
 
 def test_the_scaler_replaces_the_replicas(render: Render, everything: str) -> None:
@@ -308,3 +309,15 @@ def test_the_scaler_replaces_the_replicas(render: Render, everything: str) -> No
     target = rendered.named("Deployment", "-rollout")
     assert scaler["spec"]["scaleTargetRef"]["name"] == target["metadata"]["name"]
     assert "replicas" not in target["spec"]
+    assert scaler["spec"]["minReplicaCount"] <= scaler["spec"]["maxReplicaCount"]
+    (trigger,) = scaler["spec"]["triggers"]
+    assert 0 < float(trigger["metadata"]["threshold"]) < 1
+    assert trigger["metadata"]["query"].split() == [
+        'sum(rate(slipstream_learner_seconds_total{part="wait",',
+        'run="2024",',
+        'namespace="rl"}[5m]))',
+        "/",
+        'sum(rate(slipstream_learner_seconds_total{run="2024",',
+        'namespace="rl"}[5m]))',
+    ]
+    assert not render("").of("ScaledObject")

@@ -36,9 +36,9 @@ def test_metrics_are_shown_with_their_units(metrics):
     metrics.sampled([3, 5], 0.2)
     status, text = ask(metrics.port, "/metrics")
     assert status == 200
-    assert "slipstream_rollout_tokens_total 8.0" in text
-    assert 'slipstream_rollout_sample_tokens_bucket{le="4.0"} 1.0' in text
-    assert "process_cpu_seconds_total" in text
+    assert 'slipstream_rollout_tokens_total{run="r"} 8.0' in text
+    assert 'slipstream_rollout_sample_tokens_bucket{le="4.0",run="r"} 1.0' in text
+    assert 'process_cpu_seconds_total{run="r"}' in text
 
 
 def test_ready_says_what_it_waits_for(metrics):
@@ -92,4 +92,4 @@ def test_a_value_that_changes_under_the_scrape_is_read_again(metrics):
         return [((), 4.0)]
 
     metrics.pulled("gauge", "test_moving", "moves", read)
-    assert "slipstream_test_moving 4.0" in ask(metrics.port, "/metrics")[1]
+    assert 'slipstream_test_moving{run="r"} 4.0' in ask(metrics.port, "/metrics")[1]

@@ -7,12 +7,14 @@ import json
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from slipstream.config.services import NetworkSection
 from slipstream.errors import UserError
@@ -59,9 +61,11 @@ def serve_pages(
         UserError: The port is taken.
     """
 
+    labelled = _OfRun(registry, run)
+
     class Pages(_Pages):
         answers = {
-            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+            "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(labelled)),
             "/healthz": lambda: (
                 _verdict(f"the event loop has not turned for {health.stuck_for():.0f} s")
                 if health.stuck_for()
@@ -106,6 +110,20 @@ class _Pages(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """A probe each second is no news."""
+
+
+class _OfRun(Collector):
+    """A registry whose every sample says which run it is of, so that no scrape config needs to know."""
+
+    def __init__(self, registry: CollectorRegistry, run: str) -> None:
+        self._registry, self._labels = registry, {"run": run} if run else {}
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            metric.samples = [
+                sample._replace(labels={**self._labels, **sample.labels}) for sample in metric.samples
+            ]
+            yield metric
 
 
 def _verdict(trouble: str) -> tuple[int, str, bytes]:

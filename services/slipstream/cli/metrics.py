@@ -27,11 +27,11 @@ def targets(options: argparse.Namespace) -> int:
 
 
 async def _targets(run: str) -> list[dict[str, object]]:
-    async with open_ledger(run) as (folder, ledger):
-        return [_target(member, folder.name) for member in await ledger.members() if member.metrics_port]
+    async with open_ledger(run) as (_, ledger):
+        return [_target(member) for member in await ledger.members() if member.metrics_port]
 
 
-def _target(member: MemberInfo, run: str) -> dict[str, object]:
+def _target(member: MemberInfo) -> dict[str, object]:
     host = member.endpoint.rpartition("://")[2].rpartition(":")[0] or "127.0.0.1"
-    labels = {"run": run, "role": member.role, "process": member.id}
+    labels = {"role": member.role, "process": member.id}
     return {"targets": [f"{host}:{member.metrics_port}"], "labels": labels}
