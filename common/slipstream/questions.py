@@ -11,8 +11,10 @@ class Offer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The learner's question to a buffer shard: which groups are free for its next step.
 
     The shard answers when it has other ones than at `serial`, or after a moment. `changed` are tickets whose
-    state the shard should look up again; `recheck` has it compare everything with the ledger. `spent` says that
-    the refill budget of the step is spent. With fewer than `enough` free groups the shard waits a little for more.
+    state the shard should look up again; `recheck` has it compare everything with the ledger. `dropped` are those
+    that the learner has dropped since, with the reason: the shard shows people a few before it forgets them.
+    `spent` says that the refill budget of the step is spent. With fewer than `enough` free groups the shard waits
+    a little for more.
     """
 
     run: str
@@ -20,6 +22,7 @@ class Offer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     serial: Count = 0
     changed: list[Count] = []
     recheck: bool = False
+    dropped: list[tuple[Count, str]] = []
     spent: bool = False
     enough: Count = 0
     schema: int = SCHEMA

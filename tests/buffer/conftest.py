@@ -165,8 +165,8 @@ def make_config() -> Callable[..., Config]:
 def make_offers(
     ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
 ) -> Callable[..., Offers]:
-    def make(index: int = 0, **sections: dict[str, Any]) -> Offers:
-        return Offers(make_config(**sections), ledger, store, index, metrics)  # type: ignore[arg-type]
+    def make(index: int = 0, dropped: Any = lambda reason, read: None, **sections: dict[str, Any]) -> Offers:
+        return Offers(make_config(**sections), ledger, store, index, metrics, dropped)  # type: ignore[arg-type]
 
     return make
 

@@ -7,9 +7,12 @@ import msgspec
 import pytest
 
 from slipstream.buffer import offers as offers_module
+from slipstream.buffer.showing import Dropped
 from slipstream.lifecycle.life import Life
 from slipstream.messages import decode_group
 from slipstream.questions import Offered
+from slipstream.run_folder import read_lines
+from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import OK, REFUSED
 
 
@@ -224,3 +227,20 @@ async def test_groups_that_a_checkpoint_covers_are_forgotten(make_offers, shelve
     life.closing()
     await house
     assert [row.ticket for row in store.rows] == [3]
+
+
+async def test_what_the_learner_drops_is_shown_before_it_is_forgotten(
+    make_offers, ask, shelve, ledger, store, tmp_path
+):
+    shown = Dropped(SampleLog(tmp_path / "dropped.jsonl", 1.0), clock=lambda: 0.0)
+    offers = make_offers(dropped=shown.show)
+    shelve(offers, *range(1, 7))
+    await offers.offer(ask())
+    for ticket in range(1, 6):
+        ledger.states_of[ticket] = "dropped"
+    dropped = [(ticket, "stale") for ticket in range(1, 6)]
+    assert ready(await offers.offer(ask(changed=[1, 2, 3, 4, 5], dropped=dropped))) == [6]
+    assert [row.ticket for row in store.rows] == [6]
+    lines = read_lines(tmp_path / "dropped.jsonl")
+    assert [(line["ticket"], line["reason"]) for line in lines] == [(1, "stale"), (2, "stale"), (3, "stale")]
+    assert [sample["reward"] for sample in lines[0]["samples"]] == [1.0, 0.0]

@@ -194,6 +194,9 @@ async def test_drop_evicts_groups_over_the_bound(bench):
     rig.sender.store(3, oldest=3)
     assert await tickets(rig, version=3) == [2, 3]
     assert rig.ledger.drops == [(1, "stale")]
+    rig.sender.store(4, 5, oldest=3)
+    assert await tickets(rig, 2, version=3) == [4, 5]
+    assert (rig.sender.offers[-1].changed, rig.sender.offers[-1].dropped) == ([1], [(1, "stale")])
 
 
 async def test_other_policies_evict_nothing(bench):
@@ -229,6 +232,7 @@ async def test_an_unwanted_partial_batch_is_dropped_and_listed(bench):
     rig.ledger.ended = True
     assert await tickets(rig) is None
     assert rig.ledger.drops == [(1, "last_partial")]
+    assert rig.sender.offers[-1].dropped == [(1, "last_partial")]
 
 
 async def test_no_end_while_a_group_is_on_its_way(bench):

@@ -17,6 +17,7 @@ async def test_spans_of_all_roles_share_the_ticket_s_trace():
 
     found = []
     for who, name in (
+        ("rollout-0", "admit"),
         ("rollout-0", "generate"),
         ("reward-1", "score"),
         ("buffer", "store"),
@@ -25,16 +26,23 @@ async def test_spans_of_all_roles_share_the_ticket_s_trace():
         exporter = InMemorySpanExporter()
         async with AsyncExitStack() as stack:
             tracing.set_up(None, "r", who, stack, exporter)
-            tracing.span(name, "r", 41, 1, 0.5, tokens=12)
+            if name == "admit":
+                tracing.admitted("r", 41, 1, 0.5)
+            else:
+                tracing.span(name, "r", 41, 1, 0.5, tokens=12)
             stack.push_async_callback(_keep, found, exporter)
-    assert [span.name for span in found] == ["generate", "score", "store", "train"]
+    root, *parts = found
+    assert [span.name for span in parts] == ["generate", "score", "store", "train"]
+    assert (root.name, root.parent, root.context.span_id) == ("admit", None, 2)  # the attempt
     assert {span.context.trace_id for span in found} == {tracing.trace_id("r", 41)}
     assert {span.context.trace_id & (2**64 - 1) for span in found} == {42}
-    assert {span.parent.span_id for span in found} == {2}  # the attempt
+    assert {span.parent.span_id for span in parts} == {root.context.span_id}
+    assert len({span.context.span_id for span in found}) == len(found)
     assert found[0].end_time - found[0].start_time == 500_000_000
-    assert found[1].resource.attributes["service.name"] == "slipstream-reward"
-    assert found[3].attributes["slipstream.ticket"] == 41
+    assert found[2].resource.attributes["service.name"] == "slipstream-reward"
+    assert found[4].attributes["slipstream.ticket"] == 41
     tracing.span("train", "r", 1, 0, 0.1)
+    tracing.admitted("r", 1, 0, 0.1)
 
 
 async def _keep(found, exporter):

@@ -253,5 +253,6 @@ class TelemetrySection(Section):
     wandb: str | None = setting(None, "also send the steps to this Weights & Biases project (extra: wandb)")
     otlp_endpoint: str | None = setting(
         None,
-        "send a trace of each ticket's life to this OTLP endpoint, such as http://localhost:4318 (extra: otel)",
+        "send a trace of each ticket's life (admit, generate, score, store, train) to this OTLP endpoint, such as "
+        "http://localhost:4318 (extra: otel)",
     )

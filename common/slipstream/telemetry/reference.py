@@ -24,10 +24,10 @@ Made from the code by `slipstream metrics docs > docs/metrics.md`. Each process 
 Ready means: it has joined the run, the ledger answers, each of its links has a live peer, and a generator or learner
 serves a complete version.
 
-Units stand in the names, `_total` marks what only grows, `_ratio` is a share between 0 and 1. Each page labels all that
-it shows with `run`; no metric has a label for a sample, a prompt or a ticket. The dashboards (`k8s/grafana/`) and the
-alerts (`k8s/prometheus/`) use these names and the labels `role` and `process`, which the scrape config gives; what to
-do about an alert is in [the runbook](runbook.md).
+Units stand in the names, `_total` marks what only grows, `_ratio` is a share between 0 and 1. Each page labels all
+that it shows with `run`; no metric has a label for a sample, a prompt or a ticket. The dashboards (`k8s/grafana/`)
+and the alerts (`k8s/prometheus/`) use these names and the labels `role` and `process`, which the scrape config
+gives; what to do about an alert is in [the runbook](runbook.md).
 """
 _SECTIONS = {
     "Learner": "Levels are those of the last step.",

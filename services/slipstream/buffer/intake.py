@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.buffer.quota import Quota, signal_of
+from slipstream.buffer.showing import Show
 from slipstream.buffer.store import Store, size_of
 from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
@@ -42,7 +43,7 @@ class Intake:
         quota: Quota,
         shelve: Callable[[int], None],
         metrics: BufferMetrics,
-        dropped: Callable[[Group, str], None] = lambda group, reason: None,
+        dropped: Show = lambda reason, read: None,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -107,7 +108,7 @@ class Intake:
 
     async def _drop(self, group: Group, reason: str) -> None:
         await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count)
-        self._show_dropped(group, reason)
+        self._show_dropped(reason, lambda: group)
         self._metrics.received.labels(reason).inc()
 
     async def run(self) -> None:

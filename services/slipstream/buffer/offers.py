@@ -8,16 +8,18 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from slipstream.buffer.quota import Quota
+from slipstream.buffer.showing import Show
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.errors import LedgerError, MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
-from slipstream.messages import Frames, check_run, decode_header
+from slipstream.messages import Frames, Group, check_run, decode_group, decode_header
 from slipstream.questions import Fetch, Offer, Offered, Stored
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
@@ -32,13 +34,20 @@ class Offers:
     """Serves one shard's store. The ledger decides; `_free` is what is known to be booked and in no step."""
 
     def __init__(
-        self, config: Config, ledger: Ledger, store: Store, index: int, metrics: BufferMetrics
+        self,
+        config: Config,
+        ledger: Ledger,
+        store: Store,
+        index: int,
+        metrics: BufferMetrics,
+        dropped: Show = lambda reason, read: None,
     ) -> None:
         self._config = config
         self._ledger = ledger
         self._store = store
         self._index = index
         self._metrics = metrics
+        self._show_dropped = dropped
         self._free: set[int] = set()
         self._serial = time.time_ns()  # an answer from before a restart is never taken for this one
         self._arrived = asyncio.Event()
@@ -123,6 +132,8 @@ class Offers:
 
     async def _follow(self, request: Offer) -> None:
         """Look up what the learner has changed; another learner may have changed anything."""
+        for ticket, reason in request.dropped:
+            self._show_dropped(reason, partial(self._read, ticket))
         if request.recheck or request.learner != self._learner:
             await self.catch_up()
             self._learner = request.learner
@@ -154,6 +165,10 @@ class Offers:
                     len(back),
                     ", ".join(map(str, back[:10])) + (", ..." if len(back) > 10 else ""),
                 )
+
+    def _read(self, ticket: int) -> Group | None:
+        _, frames = self._store.frames([ticket])
+        return decode_group(frames)[0] if frames else None
 
     def _without_signal(self) -> int:
         return sum(not row.informative for row in self._rows())

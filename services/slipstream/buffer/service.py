@@ -34,9 +34,9 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             site = await open_site(config, name, "buffer", metrics, life, stack)
             receiver = await site.receiver()
             await site.ledger.state(wait_s=OPEN_SECONDS)
-            offers = Offers(config, site.ledger, store, index, metrics)
-            await offers.catch_up()
             dropped = Dropped(SampleLog(folder.dropped, config.telemetry.samples_mb))
+            offers = Offers(config, site.ledger, store, index, metrics, dropped.show)
+            await offers.catch_up()
             intake = Intake(
                 config, site.ledger, store, offers.shard, offers.quota, offers.shelve, metrics, dropped.show
             )

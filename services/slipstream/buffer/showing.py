@@ -10,6 +10,7 @@ from slipstream.messages import Group, Sample
 from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.samples import SampleLog
 
+Show = Callable[[str, Callable[[], Group | None]], None]
 SHOWN_SAMPLES = 4
 LONGEST_TEXT = 4000
 
@@ -22,9 +23,9 @@ class Dropped:
         self._clock = clock
         self._pace = Pace(lines=3, seconds=10.0)
 
-    def show(self, group: Group, reason: str) -> None:
-        """Keep this one, if it is its turn."""
-        if self._pace.allows(self._clock()):
+    def show(self, reason: str, read: Callable[[], Group | None]) -> None:
+        """Keep this one, if it is its turn; `read` gets it, unless it is gone."""
+        if self._pace.allows(self._clock()) and (group := read()) is not None:
             self._samples.write(dropped_record(group, reason) | {"unseen": self._pace.held_back()})
 
 

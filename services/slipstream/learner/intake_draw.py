@@ -47,6 +47,7 @@ class Draw:
         self._allowed = parts.config.batch.groups - informative_quota(parts.config)
         self._unsure = True  # after a start, or a take of which nothing came, the step may have groups already
         self._changed: list[int] = []
+        self._reasons: list[tuple[int, str]] = []  # of those that were dropped
         self._begun = False
         self._total = self._before = -1
 
@@ -91,8 +92,14 @@ class Draw:
         if self._begun:
             missing = max(1, self._config.batch.groups - len(self._shards.rows))
             return await self._shards.news(spent, missing)
-        complaint = await self._shards.refresh(self._changed)
-        self._begun, self._changed = True, []
+        complaint = await self._tell()
+        self._begun = True
+        return complaint
+
+    async def _tell(self) -> str:
+        """Tell the shards what has changed, and hear what they offer."""
+        complaint = await self._shards.refresh(self._changed, dropped=self._reasons)
+        self._changed, self._reasons = [], []
         return complaint
 
     async def _take(self, step: int, chosen: Sequence[Stored]) -> Batch | Waiting:
@@ -114,7 +121,7 @@ class Draw:
         self._unsure = self._begun = False
         self._before = self._total
         self._shards.forget(tickets)
-        self._changed = list(tickets) if self._config.buffer.reuse > 1 else []
+        self._changed += tickets if self._config.buffer.reuse > 1 else []
         return [decode_group(fetched.groups[ticket]) for ticket in tickets]
 
     async def _start_anew(self, step: int, tickets: Sequence[int], why: str, recheck: bool = False) -> Waiting:
@@ -160,6 +167,8 @@ class Draw:
         await self._drop(rows, "last_partial")
         if await self._unseen(()):
             return Waiting("the last groups are on their way here")
+        if self._reasons:
+            await self._tell()
         return None
 
     async def close(self) -> None:
@@ -171,6 +180,7 @@ class Draw:
             with contextlib.suppress(FencedError):  # it had gone already
                 await self._ledger.drop(row.ticket, row.attempt, reason, row.tokens)
             self._changed.append(row.ticket)
+            self._reasons.append((row.ticket, reason))
         self._shards.forget(row.ticket for row in rows)
 
     async def _held(self, line: Line, chosen: Sequence[Stored]) -> bool:

@@ -54,12 +54,20 @@ class Shards:
             ready = [row for row in offered.ready if row.ticket not in gone]
             self._offers[index] = Offered(serial=offered.serial, ready=ready)
 
-    async def refresh(self, changed: Sequence[int] = (), recheck: bool = False) -> str:
-        """Learn what is free now; returns the complaint of a shard, if one has any."""
+    async def refresh(
+        self, changed: Sequence[int] = (), recheck: bool = False, dropped: Sequence[tuple[int, str]] = ()
+    ) -> str:
+        """Learn what is free now; returns the complaint of a shard, if one has any.
+
+        Args:
+            changed: Tickets whose state has changed.
+            recheck: Whether the shards shall compare everything with the ledger.
+            dropped: Those that were dropped, and why.
+        """
         await self.close()
         self._offers = {index: Offered(serial=0, ready=each.ready) for index, each in self._offers.items()}
         for index in range(self._count):
-            self._ask(index, list(changed), recheck, spent=False)
+            self._ask(index, list(changed), recheck, dropped=list(dropped))
         await asyncio.wait(self._questions.values(), timeout=REFRESH_SECONDS)
         return self._read()
 
@@ -103,7 +111,15 @@ class Shards:
         self._questions.clear()
         self._told.clear()
 
-    def _ask(self, index: int, changed: list[int], recheck: bool, spent: bool, enough: int = 0) -> None:
+    def _ask(
+        self,
+        index: int,
+        changed: list[int],
+        recheck: bool,
+        spent: bool = False,
+        enough: int = 0,
+        dropped: list[tuple[int, str]] | None = None,
+    ) -> None:
         known = self._offers.get(index)
         request = Offer(
             run=self._run,
@@ -111,6 +127,7 @@ class Shards:
             serial=known.serial if known else 0,
             changed=changed,
             recheck=recheck or index in self._behind,
+            dropped=dropped or [],
             spent=spent,
             enough=enough,
         )

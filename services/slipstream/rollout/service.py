@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
@@ -25,6 +26,7 @@ from slipstream.rollout.lengths import Lengths
 from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticket_order
 from slipstream.rollout.setup import Parts, open_parts
 from slipstream.run_folder import RunFolder
+from slipstream.telemetry import tracing
 from slipstream.transport.base import OK
 
 log = logging.getLogger("slipstream.rollout")
@@ -173,11 +175,14 @@ class Rollout:
         )  # what is handed over may be one row
         if not count:
             return 0
-        lengths = self._lengths.waiting
+        lengths, asked = self._lengths.waiting, time.monotonic()
         tickets = await parts.ledger.admit(parts.name, count, self._version(), named=here, lengths=lengths)
         self._lengths.told(lengths)
         newest = max((ticket.deadline for ticket in tickets), default=0.0)
         for ticket in tickets:
+            tracing.admitted(
+                parts.config.run.name or "", ticket.number, ticket.attempt, time.monotonic() - asked
+            )
             # one that is granted again, since its first grant got lost, has less time than a new one
             seconds = self._parts.config.rollout.ticket_seconds - (newest - ticket.deadline)
             try:
