@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from slipstream.cli import report as report_module
+from slipstream.cli import top as top_module
 from slipstream.cli.picture import View, picture, sparkline
 from slipstream.cli.report import page
 from slipstream.cli.reported import reported
 from slipstream.cli.series import per_step, thinned
 from slipstream.cli.state import Look, StepsFile
 from slipstream.cli.top import Watcher, rates_between
+from slipstream.errors import LedgerError
 from slipstream.ledger.counts import Audit, Counts
 from slipstream.ledger.records import MemberInfo, RunState, RunTerms
 from slipstream.run_folder import RunFolder, append_line
@@ -151,13 +155,26 @@ def test_status_as_json_says_what_limits_and_what_is_missing(look):
 
 
 def test_rates_are_differences_of_one_life(look):
-    later = Look(
-        **{
-            **vars(look),
-            "members": [member("rollout-0", "rollout", 4, tokens=300, groups=9), member("new", "rollout")],
-        }
+    first = replace(look, members=[member("rollout-0", "rollout", 4, up=1.0, tokens=100, groups=5)])
+    later = replace(
+        look,
+        members=[
+            member("rollout-0", "rollout", 4, up=3.0, tokens=300, groups=9),
+            member("new", "rollout", up=3.0, tokens=9),
+        ],
     )
-    assert rates_between(look, later, 2.0) == {"rollout-0": {"tokens": 100.0, "groups": 2.0}}
+    assert rates_between(first, later) == {"rollout-0": {"tokens": 100.0, "groups": 2.0}}
+    assert rates_between(later, later) == {}
+
+
+async def test_a_rate_stands_until_its_process_tells_something_new(look):
+    """Processes tell of themselves less often than one looks."""
+    watcher = Watcher(FakeLedger(), look)  # type: ignore[arg-type]
+    for up, tokens in ((1.0, 0.0), (3.0, 200.0), (3.0, 200.0)):
+        watcher.show(replace(look, members=[member("rollout-0", "rollout", 4, up=up, tokens=tokens)]))
+    assert watcher.view().rates["rollout-0"]["tokens"] == 100.0
+    watcher.show(replace(look, members=[]))
+    assert watcher.view().rates == {}
 
 
 def test_a_growing_file_is_read_once_and_lost_steps_are_replaced(tmp_path):
@@ -191,8 +208,7 @@ class FakeLedger:
 
 async def test_keys_ask_through_the_ledger_and_a_drain_is_asked_for_twice(look):
     ledger = FakeLedger()
-    watcher = Watcher(ledger)  # type: ignore[arg-type]
-    watcher.show(look)
+    watcher = Watcher(ledger, look)  # type: ignore[arg-type]
     await watcher.press("p")
     assert ledger.status == "paused"
     await watcher.press("p")
@@ -207,6 +223,32 @@ async def test_keys_ask_through_the_ledger_and_a_drain_is_asked_for_twice(look):
     assert ledger.wishes == ["checkpoint", "drain"]
     await watcher.press("q")
     assert watcher.over
+
+
+async def test_a_ledger_that_is_away_is_told_and_leaves_the_keys_alone(look, monkeypatch):
+    monkeypatch.setattr(top_module, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(top_module, "ANSWER_SECONDS", 0.001)
+    ledger, asked = FakeLedger(), asyncio.Event()
+    ledger.ask = lambda what: asyncio.Event().wait()
+    watcher = Watcher(ledger, look)  # type: ignore[arg-type]
+
+    async def fails() -> Look:
+        if asked.is_set():
+            await asyncio.Event().wait()
+        asked.set()
+        raise LedgerError("gone")
+
+    async with asyncio.timeout(30):
+        following = asyncio.create_task(watcher.follow(fails))
+        await asked.wait()
+        await watcher.press("c")
+        assert watcher.note == "not done: the ledger does not answer"
+        await watcher.press("q")
+    following.cancel()
+    assert watcher.over
+    text = drawn(look, away=watcher.view().away)
+    assert "running when last heard of" in text
+    assert "gone" in text
 
 
 @pytest.fixture

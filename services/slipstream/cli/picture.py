@@ -30,19 +30,21 @@ class View:
         rates: Per second since the look before, by process and by what: tokens, groups.
         note: What the last key did.
         ask: A key that waits to be pressed again, for what cannot be taken back.
+        away: Why this is not what the run does now, if it is not.
     """
 
     look: Look
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     note: str = ""
     ask: str = ""
+    away: str = ""
 
 
 def picture(view: View, width: int = 100) -> RenderableType:
     """The whole screen."""
     curves = max(8, width // 2 - 28)
     return Group(
-        _head(view.look),
+        _head(view.look, bool(view.away)),
         _side_by_side(_learning(view.look, curves), _soundness(view.look, curves)),
         _pipeline(view),
         _side_by_side(_replicas(view), _faults(view.look)),
@@ -64,17 +66,19 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None, hig
     return "".join(_BLOCKS[round(min(max(value - bottom, 0.0) * scale, len(_BLOCKS) - 1))] for value in columns)
 
 
-def _head(look: Look) -> RenderableType:
+def _head(look: Look, away: bool) -> RenderableType:
     state = look.state
-    colour = {"running": _GOOD, "paused": _WARM, "finished": _ACCENT}[state.status]
+    colour = _BAD if away else {"running": _GOOD, "paused": _WARM, "finished": _ACCENT}[state.status]
+    status = f"{state.status} when last heard of" if away else state.status
     grid = Table.grid(expand=True)
     grid.add_column()
     grid.add_column(justify="right")
     title = Text.assemble(
-        ("slipstream ", "bold"), (look.name, f"bold {_ACCENT}"), "  ", (f"● {state.status}", colour)
+        ("slipstream ", "bold"), (look.name, f"bold {_ACCENT}"), "  ", (f"● {status}", colour)
     )
     of = f" of {look.planned}" if look.planned else ""
-    left = f"   {duration(look.seconds_left)} left" if look.seconds_left and state.status == "running" else ""
+    runs = state.status == "running" and not away
+    left = f"   {duration(look.seconds_left)} left" if look.seconds_left and runs else ""
     grid.add_row(title, Text.assemble(f"step {state.step}{of}   version {state.version}", (left, _QUIET)))
     if not look.planned:
         return grid
@@ -101,7 +105,7 @@ def _learning(look: Look, width: int) -> Panel:
         table.add_row(
             Text(name[:12], _QUIET),
             f"{found['reward']:.3f}",
-            Text(f"evaluation at step {found['step']}", _QUIET),
+            Text(f"at step {found['step']}", _QUIET),
         )
     return _panel(table, "learning")
 
@@ -172,7 +176,7 @@ def _station(look: Look, role: str, depth: str, rate: str, load: float | None) -
 
 
 def _replicas(view: View) -> Panel:
-    table = Table(box=None, expand=True, pad_edge=False, header_style=_QUIET)
+    table = Table(box=None, expand=True, pad_edge=False, header_style=_QUIET, padding=(0, 1, 0, 0))
     for name, side in (
         ("replica", "left"),
         ("version", "right"),
@@ -180,7 +184,7 @@ def _replicas(view: View) -> Panel:
         ("tok/s", "right"),
         ("load", "left"),
     ):
-        table.add_column(name, justify=side)  # type: ignore[arg-type]
+        table.add_column(name, justify=side, no_wrap=True)  # type: ignore[arg-type]
     for member in view.look.members:
         if member.role != "rollout":
             continue
@@ -192,7 +196,7 @@ def _replicas(view: View) -> Panel:
             str(member.version) if member.version >= 0 else "–",
             Text("–" if behind is None else str(max(0, behind)), style),
             f"{view.rates.get(member.id, {}).get('tokens', 0.0):,.0f}",
-            _bar(member.detail.get("load", 0.0) / slots) if slots else Text(""),
+            _bar(member.detail.get("load", 0.0) / slots, 5) if slots else Text(""),
         )
     return _panel(table, "generators")
 
@@ -221,7 +225,8 @@ def _faults(look: Look) -> Panel:
 def _foot(view: View) -> RenderableType:
     keys = Text("  ").join(Text.assemble((f" {key} ", "reverse"), f" {what}") for key, what in KEYS)
     note = Text(view.ask or view.note, f"bold {_WARM}" if view.ask else _QUIET)
-    return Group(keys, note)
+    away = Text(f"{view.away}\nif the run has ended, `slipstream report` shows it; q quits", _BAD)
+    return Group(keys, note, away if view.away else Text(""))
 
 
 def _side_by_side(left: RenderableType, right: RenderableType) -> Table:

@@ -10,7 +10,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from slipstream.ledger.client import Ledger
 
 EVERY_SECONDS = 1.0
+DRAW_SECONDS = 0.5
+ANSWER_SECONDS = 3.0
+OPEN_SECONDS = 120.0
 
 
 def top(options: argparse.Namespace) -> int:
@@ -41,21 +44,29 @@ async def _top(run: str, console: Console, once: bool) -> None:
     async with open_ledger(run) as (folder, ledger):
         config, _ = load_config(folder.config)
         steps = StepsFile(folder.steps)
-        look = await look_at(folder, config.run.steps, ledger, steps)
+
+        async def look() -> Look:
+            return await look_at(folder, config.run.steps, ledger, steps)
+
+        if not once:  # one who starts a run and looks at it is here before its learner
+            with console.status("waiting for the learner to open the run"):
+                await ledger.state(wait_s=OPEN_SECONDS)
+        watcher = Watcher(ledger, await look())
         if once:
-            console.print(picture(View(look), console.width))
+            console.print(picture(watcher.view(), console.width))
             return
-        watcher = Watcher(ledger)
         with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            while not watcher.over:
-                watcher.show(look)
-                live.update(picture(watcher.view(), console.width), refresh=True)
-                with contextlib.suppress(TimeoutError):
-                    await watcher.press(await asyncio.wait_for(keys.get(), EVERY_SECONDS))
-                try:
-                    look = await look_at(folder, config.run.steps, ledger, steps)
-                except LedgerError as error:
-                    watcher.note = f"the ledger is away: {error}"
+            following = asyncio.create_task(watcher.follow(look), name="looks")
+            try:
+                while not watcher.over and not following.done():
+                    live.update(picture(watcher.view(), console.width), refresh=True)
+                    with contextlib.suppress(TimeoutError):
+                        await watcher.press(await asyncio.wait_for(keys.get(), DRAW_SECONDS))
+            finally:
+                following.cancel()
+                await asyncio.wait([following])
+        if not following.cancelled():
+            following.result()
 
 
 class Watcher:
@@ -66,72 +77,82 @@ class Watcher:
         note: What the last key did.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, look: Look) -> None:
         self._ledger = ledger
-        self._look: Look | None = None
-        self._seen: tuple[float, Look] | None = None
-        self._rates: Mapping[str, Mapping[str, float]] = {}
+        self._look = look
+        self._rates: dict[str, dict[str, float]] = {}
         self._ask = ""
+        self._away = ""
         self.over = False
         self.note = ""
 
+    async def follow(self, look: Callable[[], Awaitable[Look]]) -> None:
+        """Look again and again; keys are heard meanwhile, also while the ledger does not answer."""
+        while True:
+            await asyncio.sleep(EVERY_SECONDS)
+            try:
+                self.show(await look())
+            except LedgerError as error:
+                self._away = f"no answer from the ledger since {time.strftime('%H:%M:%S')}: {error}"
+
     def show(self, look: Look) -> None:
         """Take in a new look."""
-        now = time.monotonic()
-        if self._seen is None or now - self._seen[0] >= EVERY_SECONDS:
-            self._rates = {} if self._seen is None else rates_between(self._seen[1], look, now - self._seen[0])
-            self._seen = (now, look)
-        self._look = look
+        names = {member.id for member in look.members}
+        rates = self._rates | rates_between(self._look, look)
+        self._rates = {name: rates[name] for name in names & rates.keys()}
+        self._look, self._away = look, ""
 
     def view(self) -> View:
         """What is to be drawn now."""
-        assert self._look is not None
-        return View(self._look, self._rates, self.note, self._ask)
+        return View(self._look, self._rates, self.note, self._ask, self._away)
 
     async def press(self, key: str) -> None:
         """Do what a key asks; what cannot be taken back is asked for twice."""
         ask, self._ask = self._ask, ""
         self.note = ""
-        try:
-            if key in ("q", "\x03"):
-                self.over = True
-            elif key == "p":
-                await self._pause_or_resume()
-            elif key == "c":
-                await self._ledger.ask("checkpoint")
-                self.note = "a checkpoint will be saved with the next step"
-            elif key == "d" and not ask:
-                self._ask = "press d again to end the run after the step under way; `slipstream resume` goes on"
-            elif key == "d":
-                await self._ledger.ask("drain")
-                self.note = "the run ends after its step; it can be resumed"
-        except LedgerError as error:
-            self.note = str(error)
+        if key == "q":
+            self.over = True
+        elif key == "d" and not ask:
+            self._ask = "press d again to end the run after the step under way; `slipstream resume` goes on"
+        elif key in "pcd":
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    self.note = await {"p": self._pause_or_resume, "c": self._save, "d": self._drain}[key]()
+            except (LedgerError, TimeoutError) as error:
+                self.note = f"not done: {str(error) or 'the ledger does not answer'}"
 
-    async def _pause_or_resume(self) -> None:
+    async def _save(self) -> str:
+        await self._ledger.ask("checkpoint")
+        return "a checkpoint will be saved with the next step"
+
+    async def _drain(self) -> str:
+        await self._ledger.ask("drain")
+        return "the run ends after its step; it can be resumed"
+
+    async def _pause_or_resume(self) -> str:
         status = (await self._ledger.state()).status
         if status == "running":
             await self._ledger.pause()
-            self.note = "paused: nothing new is admitted, what is under way goes on"
-        elif status == "paused":
+            return "paused: nothing new is admitted, what is under way goes on"
+        if status == "paused":
             await self._ledger.resume()
-            self.note = "running again"
-        else:
-            self.note = "the run has finished"
+            return "running again"
+        return "the run has finished"
 
 
-def rates_between(before: Look, after: Look, seconds: float) -> dict[str, dict[str, float]]:
-    """Tokens and groups a second of each process that was there at both looks."""
+def rates_between(before: Look, after: Look) -> dict[str, dict[str, float]]:
+    """Tokens and groups a second of each process that has told something new, by its own clock."""
     known = {(member.id, member.incarnation): member.detail for member in before.members}
-    return {
-        member.id: {
-            what: max(0.0, member.detail.get(what, 0.0) - known[member.id, member.incarnation].get(what, 0.0))
-            / seconds
-            for what in ("tokens", "groups")
-        }
-        for member in after.members
-        if (member.id, member.incarnation) in known
-    }
+    rates = {}
+    for member in after.members:
+        old, new = known.get((member.id, member.incarnation), {}), member.detail
+        seconds = new.get("up", 0.0) - old.get("up", 0.0)
+        if old and seconds > 0:
+            rates[member.id] = {
+                what: max(0.0, new.get(what, 0.0) - old.get(what, 0.0)) / seconds
+                for what in ("tokens", "groups")
+            }
+    return rates
 
 
 @contextlib.contextmanager
