@@ -71,3 +71,22 @@ class BaseMismatch(UserError):
 
 class RunHalted(SlipstreamError):
     """The run stops because going on would be wrong or useless; the message is the reason."""
+
+
+def install(extra: str) -> str:
+    """The mend where an optional package is missing: the command that brings the packages of one of our extras.
+
+    They are named one by one, which works beside a checkout and beside a wheel; `slipstream[extra]` would be
+    another's project wherever ours is not installed.
+    """
+    from importlib import metadata
+
+    try:
+        required = metadata.requires("slipstream") or []
+    except metadata.PackageNotFoundError:  # a bare source tree on the path
+        required = []
+    ends = (f"extra == '{extra}'", f'extra == "{extra}"')
+    names = [each.partition(";")[0].strip() for each in required if each.endswith(ends)]
+    if not names:
+        return f"install what pyproject.toml lists as {extra}"
+    return "pip install " + " ".join(f"'{name}'" for name in names)

@@ -73,7 +73,7 @@ def spaces():
 @pytest.mark.parametrize("transport", ["tcp", "ucx"])
 def test_a_version_crosses_from_one_host_to_the_other(transport, spaces):
     if transport == "ucx" and importlib.util.find_spec("ucxx") is None:
-        pytest.skip("UCXX is not installed: pip install 'slipstream[ucx]'")
+        pytest.skip("UCXX is not installed: pip install ucxx-cu12==0.52.0")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     pipes["env"] = {**os.environ, "UCX_TLS": "tcp"}  # else it takes the two for one host, and shared memory
     run = f"spaces{os.getpid()}"

@@ -82,7 +82,7 @@ async def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     async with AsyncExitStack() as stack:
         with pytest.raises(
-            UserError, match=r"telemetry.tensorboard needs tensorboardX.*slipstream\[tensorboard\]"
+            UserError, match=r"telemetry.tensorboard needs tensorboardX.*pip install 'tensorboard[xX]"
         ):
             open_sinks(TelemetrySection(tensorboard=True), tmp_path, "r", stack)
 

@@ -62,7 +62,9 @@ async def test_a_missing_exporter_is_named_with_its_extra():
         try:
             import opentelemetry.exporter.otlp.proto.http  # noqa: F401
         except ImportError:
-            with pytest.raises(UserError, match=r"telemetry.otlp_endpoint needs .*slipstream\[otel\]"):
+            with pytest.raises(
+                UserError, match=r"telemetry.otlp_endpoint needs .*pip install '.*opentelemetry-sdk"
+            ):
                 tracing.set_up("http://localhost:4318", "r", "learner", stack)
         else:
             tracing.set_up("http://localhost:4318", "r", "learner", stack)

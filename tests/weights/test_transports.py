@@ -44,7 +44,7 @@ def test_ucx_comes_before_tcp_where_it_is_installed(monkeypatch):
             "weights.folder 'carrier://pigeon' cannot be used",
         ),
         ({"transport": "nccl"}, "weights.transport nccl.*use auto"),
-        ({"transport": "ucx"}, r"weights.transport ucx.*pip install 'slipstream\[ucx\]'"),
+        ({"transport": "ucx"}, r"weights.transport ucx.*pip install 'ucxx-cu12==0.52.0'"),
     ],
 )
 def test_what_this_host_cannot_do_is_refused_and_leaves_no_files(settings, message, plain_layout, tmp_path):

@@ -22,7 +22,7 @@ from slipstream.weights.serving import ServingPublisher
 from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
 
-pytest.importorskip("ucxx", reason="UCXX is not installed: pip install 'slipstream[ucx]'")
+pytest.importorskip("ucxx", reason="UCXX is not installed: pip install ucxx-cu12==0.52.0")
 
 from slipstream.weights.ucx_pull import UcxPuller
 from slipstream.weights.ucx_server import UcxServer

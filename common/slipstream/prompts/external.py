@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from slipstream.errors import UserError
+from slipstream.errors import UserError, install
 from slipstream.prompts.jsonl import JsonLines
 from slipstream.prompts.spec import DataSpec
 
@@ -62,9 +62,7 @@ def open_table(spec: DataSpec, streaming: bool = False) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(
-            f"data.kind: {spec.kind} needs the datasets package", "pip install 'slipstream[datasets]'"
-        ) from error
+        raise UserError(f"data.kind: {spec.kind} needs the datasets package", install("datasets")) from error
     try:
         return _load_table(datasets, spec, streaming)
     except table_errors() as error:
@@ -111,9 +109,7 @@ class ReasoningGym:
         try:
             import reasoning_gym
         except ImportError as error:
-            raise UserError(
-                "data.kind: reasoning_gym needs its package", "pip install 'slipstream[reasoning-gym]'"
-            ) from error
+            raise UserError("data.kind: reasoning_gym needs its package", install("reasoning-gym")) from error
         if spec.limit is None:
             raise UserError("data.limit: None; reasoning-gym generates without end", "set limit")
         try:

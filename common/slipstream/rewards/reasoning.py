@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from slipstream.errors import UserError
+from slipstream.errors import UserError, install
 from slipstream.rewards.base import Outcome, ScorerFault, Task
 from slipstream.rewards.extract import last_number
 
@@ -96,6 +96,6 @@ def _library() -> Any:
     except ImportError as error:
         raise UserError(
             f"reasoning_gym: the package cannot be imported ({error})",
-            "pip install 'slipstream[reasoning-gym]'",
+            install("reasoning-gym"),
         ) from error
     return reasoning_gym

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.config.services import TelemetrySection
-from slipstream.errors import UserError
+from slipstream.errors import UserError, install
 
 log = logging.getLogger("slipstream.telemetry")
 WAITING = 256
@@ -128,4 +128,4 @@ def _wandb(project: str, run: str, folder: Path, stack: AsyncExitStack) -> Write
 
 
 def _missing(setting: str, package: str, extra: str) -> UserError:
-    return UserError(f"{setting} needs {package}, which is not installed", f"pip install 'slipstream[{extra}]'")
+    return UserError(f"{setting} needs {package}, which is not installed", install(extra))

@@ -12,7 +12,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from slipstream.errors import UserError
+from slipstream.errors import UserError, install
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -54,7 +54,7 @@ def set_up(
     except ImportError as error:
         raise UserError(
             f"telemetry.otlp_endpoint needs a package that is not installed ({error.name})",
-            "pip install 'slipstream[otel]'",
+            install("otel"),
         ) from None
     role = who.partition("-")[0]
     names = {"service.name": f"slipstream-{role}", "service.instance.id": who, "slipstream.run": run}

