@@ -173,6 +173,7 @@ WARNED: list[tuple[str, dict[str, object], Context, str]] = [
     ("gspo", {"clip_low": 0.2}, Context(), "loss gspo with a clip of 0.2"),
     ("grpo", {}, Context(min_informative_groups=3, groups_per_step=8), "is under half of 8 groups"),
     ("grpo", {"kl_beta": 0.1}, Context(has_reference=True), "without kl_coeff_clamp"),
+    ("grpo", {}, Context(n_mini=2), "n_mini 2 with proximal none"),
     ("grpo", {}, Context(max_staleness=9), "max_staleness 9 without a second-moment control"),
     ("grpo", {}, Context(group_size=3), "group_size 3"),
     ("grpo", {"dual_clip": 3.0}, Context(), "dual_clip with proximal none has a ratio of 1 and never acts"),

@@ -135,6 +135,7 @@ def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: st
         ({"model.context_length": 8, "sampling.min_new_tokens": 8}, ["min_new_tokens", "model.context_length"]),
         ({"rollout.engine.max_sequences": 4}, ["rollout.engine.max_sequences (4)", "batch.group_size (8)"]),
         ({"learner.optimizer.schedule": "cosine"}, ["learner.optimizer.schedule cosine", "run.steps"]),
+        ({"learner.n_mini": 3}, ["learner.n_mini 3", "batch.groups 8"]),
         ({"data.kind": "jsonl"}, ["data.path", "kind jsonl"]),
         ({"data.kind": "reasoning_gym"}, ["data.name", "kind reasoning_gym"]),
         ({"evaluation.sets.hard.kind": "huggingface"}, ["evaluation.sets.hard.path", "huggingface"]),

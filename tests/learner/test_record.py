@@ -51,3 +51,13 @@ def test_a_norm_that_is_not_finite_is_recorded_as_none():
     record = step_record(Line(5, 4), 4, [(group(sample(1.0)), None)], report, 2.0)
     assert record["gradient_norm"] is None
     json.dumps(record, allow_nan=False)
+
+
+def test_a_record_says_what_was_left_out():
+    report = StepReport(made=1, skips={"nonfinite": 2}, samples=8, gradient_samples=6, groups=1)
+    record = step_record(Line(5, 5), 4, [(group(sample(1.0)), None)], report, 2.0)
+    assert (record["updates"], record["skipped_updates"], record["skipped_share"]) == (
+        1,
+        {"nonfinite": 2},
+        0.25,
+    )

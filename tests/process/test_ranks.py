@@ -49,7 +49,7 @@ def _llama(folder: Path) -> Path:
 
 
 def _tree(
-    model: Path, objective: dict[str, Any], replicate: int = 1, tokens: int = 32, rank: int | None = None
+    model: Path, objective: dict[str, Any], replicate: int = 1, tokens: int = 32, **learner: Any
 ) -> dict[str, Any]:
     parallel = {"replicate": replicate}
     optimizer = {"learning_rate": 1e-4}
@@ -63,7 +63,7 @@ def _tree(
             "micro_batch_tokens": tokens,
             "optimizer": optimizer,
             "parallel": parallel,
-            "lora": {"rank": rank},
+            **learner,
         },
     }
 
@@ -104,7 +104,9 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     objectives = _objectives()
     cases = [_tree(model, objective) for objective in objectives]
     cases += [_tree(model, objectives[0], replicate=2), _tree(model, objectives[-1], replicate=2)]
-    cases += [_tree(model, objectives[0], rank=4), _tree(model, objectives[0], replicate=2, rank=4)]
+    cases += [_tree(model, objectives[0], lora={"rank": 4})]
+    cases += [_tree(model, objectives[0], replicate=2, lora={"rank": 4})]
+    cases += [_tree(model, objectives[-1], n_mini=2)]
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({"model": str(model), "cases": cases, "steps": STEPS, "out": str(tmp_path)}))
     processes = _start(plan, 2)
@@ -116,11 +118,11 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
             process.wait()
     worker = _worker()
     for number, tree in enumerate(cases):
-        rank = tree["learner"]["lora"]["rank"]
-        alone = worker.train(_tree(model, tree["objective"], rank=rank), model, STEPS, Ranks())
-        whole = worker.train(_tree(model, tree["objective"], tokens=4096, rank=rank), model, STEPS, Ranks())
+        changes = {name: tree["learner"][name] for name in ("n_mini", "lora") if name in tree["learner"]}
+        alone = worker.train(_tree(model, tree["objective"], **changes), model, STEPS, Ranks())
+        whole = worker.train(_tree(model, tree["objective"], tokens=4096, **changes), model, STEPS, Ranks())
         assert max(alone["micro_batches"]) >= 4
-        assert max(whole["micro_batches"]) == 1
+        assert max(whole["micro_batches"]) == changes.get("n_mini", 1)
         found = json.loads((tmp_path / f"{number}.json").read_text())
         tensors = load_file(tmp_path / f"{number}.safetensors")
         for one in (alone, whole):

@@ -39,6 +39,7 @@ class Context:
     has_reference: bool = False
     reward_components: int = 1
     adam_eps: float = 1e-8
+    n_mini: int = 1
     groups_per_step: int | None = None
     min_informative_groups: int | None = None
     min_informative_frac: float | None = None
@@ -253,6 +254,11 @@ def _warned(s: Objective, c: Context) -> Rules:
     yield (
         s.proximal == "none" and (s.dual_clip is not None or s.loss in ("gspo", "sapo", "importance")),
         f"{idle} with proximal none has a ratio of 1 and never acts; set proximal: sampler",
+    )
+    yield (
+        c.n_mini > 1 and s.proximal == "none" and _uses_ratio(s),
+        f"n_mini {c.n_mini} with proximal none: each mini-step's ratio is 1, so nothing bounds how far they go "
+        "together; set proximal: recompute",
     )
     yield (
         c.min_informative_groups is not None

@@ -12,6 +12,7 @@ _NAMES = {
     "learner.optimizer.beta2": "adam_beta2",
     "learner.optimizer.eps": "adam_eps adam_epsilon",
     "learner.optimizer.schedule": "lr_scheduler lr_scheduler_type",
+    "learner.n_mini": "ppo_mini_batches num_mini_batches num_minibatches",
     "learner.micro_batch_tokens": "micro_batch_size per_device_train_batch_size max_tokens_per_gpu",
     "learner.checkpoint.every": "save_steps save_interval",
     "batch.group_size": "g num_generations n n_samples n_samples_per_prompt samples_per_prompt rollout_n",

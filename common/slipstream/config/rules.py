@@ -14,7 +14,11 @@ from slipstream.algo.contradictions import Context
 from slipstream.algo.contradictions import contradictions as objective_contradictions
 from slipstream.algo.recipes import resolve
 from slipstream.algo.spec import Objective
+<<<<<<< HEAD
 from slipstream.config import lora
+=======
+from slipstream.config.rules_learner import step_refusals
+>>>>>>> ab1cf2e (Several optimizer steps on one batch, against a policy frozen before the first)
 from slipstream.config.schema import Config
 from slipstream.errors import install
 
@@ -27,6 +31,7 @@ _KEYS = {
     "max_staleness": "staleness.max_staleness",
     "staleness policy": "staleness.policy",
     "adam_eps": "learner.optimizer.eps",
+    "n_mini": "learner.n_mini",
     "objective temperature": "objective.temperature",
     "sampling temperature": "sampling.temperature",
     **{name: f"sampling.{name}" for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
@@ -103,6 +108,7 @@ def _context(config: Config) -> Context:
         repetition_penalty=sampling.repetition_penalty,
         reward_components=len(config.reward.functions),
         adam_eps=config.learner.optimizer.eps,
+        n_mini=config.learner.n_mini,
         groups_per_step=config.batch.groups,
         min_informative_groups=config.buffer.min_informative_groups,
         min_informative_frac=config.buffer.min_informative_frac,
@@ -139,6 +145,7 @@ def _own_refusals(config: Config) -> list[str]:
         found.append(f"learner.optimizer.schedule {schedule} needs run.steps; set it or use constant")
     return [
         *found,
+        *step_refusals(config),
         *_buffer_refusals(config),
         *_data_refusals(config),
         *_redis_refusals(config),

@@ -117,7 +117,9 @@ class OptimizerSection(Section):
     """AdamW."""
 
     learning_rate: float = setting(1e-6, "peak learning rate", gt=0.0)
-    warmup_steps: int = setting(0, "steps of linear warm-up", ge=0)
+    warmup_steps: int = setting(
+        0, "optimizer steps of linear warm-up; a batch makes learner.n_mini of them", ge=0
+    )
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = setting(
         "constant", "what follows the warm-up"
     )
@@ -169,6 +171,9 @@ class LearnerSection(Section):
         None,
         "begin a new run with the weights of another run's newest checkpoint, or of one checkpoint: its folder; "
         "optimizer and counts start anew",
+    )
+    n_mini: int = setting(
+        1, "optimizer steps per batch, each on its part of the groups; divides batch.groups", ge=1
     )
     micro_batch_tokens: int = setting(4096, "tokens per forward pass; changes memory only", ge=16)
     threads: int = setting(1, "CPU threads of the learner", ge=1)

@@ -155,6 +155,13 @@ class LearnerMetrics(Metrics):
         self.samples = self.counter("learner_samples_total", "samples of the batches trained on")
         self.groups = self.counter("learner_groups_total", "groups of the batches trained on")
         self.skipped = self.counter("learner_skipped_steps_total", "batches without a step", "reason")
+        self.updates = self.counter(
+            "learner_updates_total", "optimizer steps made; learner.n_mini of them a batch"
+        )
+        what = "optimizer steps not made on their part of a batch"
+        self.skipped_updates = self.counter("learner_skipped_updates_total", what, "reason")
+        what = "share of the last batch's samples that carry no gradient and skipped the model"
+        self.skipped_share = self.gauge("learner_skipped_samples_ratio", what)
         self.checkpoint_step = self.gauge("learner_checkpoint_step", "step of the newest durable checkpoint")
         what = "time of the newest durable checkpoint, seconds since the epoch; 0 before the first"
         self.checkpoint_time = self.gauge("learner_checkpoint_timestamp_seconds", what)

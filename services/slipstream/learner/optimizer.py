@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from slipstream.config.schema import Config
 from slipstream.config.services import OptimizerSection
 from slipstream.learner.sharding import fill, whole
 
@@ -102,6 +103,11 @@ def _fresh_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
     """What AdamW would make at its first update; made at the start, where the time and memory are no surprise."""
     step = torch.zeros((), dtype=torch.float32, device=parameter.device)
     return {"step": step, **{name: torch.zeros_like(parameter) for name in MOMENTS}}
+
+
+def planned_updates(config: Config) -> int | None:
+    """Updates of the whole run, for schedules that end; None where the data decides."""
+    return None if config.run.steps is None else config.run.steps * config.learner.n_mini
 
 
 def schedule_share(settings: OptimizerSection, updates: int, total: int | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,13 @@ from slipstream.learner.batch import Rows, cost
 from slipstream.learner.packing import row_length
 
 Reason = Literal["", "no_gradient", "too_old", "zero_gradient", "nonfinite"]
+LOSS = "slipstream_objective_loss"
+_WORDS: dict[str, str] = {
+    "no_gradient": "no sample of the batch can change the gradient",
+    "too_old": "every token of the batch is over staleness.max_staleness",
+    "zero_gradient": "the gradient is 0 everywhere",
+}
+_GRAVEST: tuple[Reason, ...] = ("nonfinite", "zero_gradient", "no_gradient", "too_old")
 
 
 @dataclass
@@ -20,20 +28,23 @@ class StepReport:
 
     Attributes:
         stepped: Whether the weights changed, so that there is a new version.
-        reason: Why they did not: `no_gradient` (no sample can change the gradient: all rewards equal, unscored,
-            masked or empty), `too_old` (every token is over the age bound), `zero_gradient` (computed, and exactly 0)
-            or `nonfinite`.
+        reason: Why they did not, the gravest where parts differ: `no_gradient` (no sample can change the gradient:
+            all rewards equal, unscored, masked or empty), `too_old` (every token is over the age bound),
+            `zero_gradient` (computed, and exactly 0) or `nonfinite`.
         detail: The reason in words.
+        made: Optimizer steps made on parts of the batch.
+        skips: How many parts had none, by reason.
+        measured_parts: Parts whose loss was measured.
         updates: Updates made so far in the run, this one included.
-        learning_rate: Rate of this update; 0.0 without one.
-        gradient_norm: Global norm before clipping.
+        learning_rate: Rate of the last update; 0.0 without one.
+        gradient_norm: Global norm before clipping, of several parts the largest; not finite if one's was not.
         groups: Groups in the batch; `skipped_groups` of them had no sample with a gradient.
         samples: Samples in the batch; `gradient_samples` of them went through the model.
         completion_tokens: Sampled tokens in the batch.
         model_tokens: Tokens that went through the model; `padding_tokens` came on top.
         micro_batches: Forward passes of a rank; all ranks make as many.
-        imbalance: Cost of the busiest rank over the mean of all, less 1.
-        metrics: Values by their exported name.
+        imbalance: Cost of the busiest rank over the mean of all, less 1; of several parts the largest.
+        metrics: Values by their exported name; the loss is the mean over parts.
         seconds: Wall seconds of `build`, `forward`, `backward` and `optimizer`.
         cpu_seconds: The same in CPU seconds of this process.
         logprobs: The learner's, of the samples that were watched and went through the model, by their number.
@@ -42,6 +53,9 @@ class StepReport:
     stepped: bool = False
     reason: Reason = ""
     detail: str = ""
+    made: int = 0
+    skips: dict[Reason, int] = field(default_factory=dict)
+    measured_parts: int = 0
     updates: int = 0
     learning_rate: float = 0.0
     gradient_norm: float = 0.0
@@ -59,14 +73,38 @@ class StepReport:
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
 
+    def skip(self, reason: Reason, detail: str = "") -> None:
+        """A part of the batch made no step."""
+        self.skips[reason] = self.skips.get(reason, 0) + 1
+        self.detail = detail or _WORDS.get(reason, "")
+
+    def saw_norm(self, norm: float) -> None:
+        """The gradient's norm of a part."""
+        if not math.isfinite(norm) or norm > self.gradient_norm:
+            self.gradient_norm = norm
+
+    def measured(self, metrics: dict[str, float]) -> None:
+        """The metrics of the whole batch, with the sum of the parts' losses in place of their mean."""
+        loss = metrics.pop(LOSS)
+        self.metrics = {LOSS: loss / self.measured_parts, **metrics} if self.measured_parts else metrics
+
+    def ended(self) -> StepReport:
+        """The report itself, once every part has had its turn."""
+        self.stepped = self.made > 0
+        if not self.stepped:
+            self.reason = next(reason for reason in _GRAVEST if reason in self.skips)
+        return self
+
     def count(self, shared: Sequence[Sequence[Rows]], pair_cost: float) -> None:
-        """Take note of how the batch is cut, for each rank its micro-batches."""
+        """Take note of how a part of the batch is cut, for each rank its micro-batches."""
         every = [rows for share in shared for rows in share]
-        self.model_tokens = sum(row_length(row) for rows in every for row in rows)
-        self.padding_tokens = int(cost(every, 0.0)) - self.model_tokens
-        self.micro_batches = max(len(share) for share in shared)
+        tokens = sum(row_length(row) for rows in every for row in rows)
+        self.model_tokens += tokens
+        self.padding_tokens += int(cost(every, 0.0)) - tokens
+        self.micro_batches += max(len(share) for share in shared)
         costs = [cost(share, pair_cost) for share in shared]
-        self.imbalance = max(costs) * len(costs) / sum(costs) - 1.0 if every else 0.0
+        if every:
+            self.imbalance = max(self.imbalance, max(costs) * len(costs) / sum(costs) - 1.0)
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:

@@ -106,6 +106,10 @@ class Telling:
             metrics.seconds.labels(name).inc(seconds)
         if not record["stepped"]:
             metrics.skipped.labels(record["reason"]).inc()
+        metrics.updates.inc(record["updates"])
+        metrics.skipped_share.set(record["skipped_share"])
+        for reason, count in record["skipped_updates"].items():
+            metrics.skipped_updates.labels(reason).inc(count)
         for name, value in record["components"].items():
             metrics.component.labels(name).set(value)
         metrics.reward.set(record["reward"])

@@ -1,15 +1,16 @@
-"""One optimizer step: groups in, new weights out, or a reason why there are none.
+"""One step: groups in, new weights out, or a reason why there are none.
 
-The global batch is prepared once; micro-batches then add their parts of its one loss and gradient, so how the
-batch is cut changes memory and nothing else. Shapes: B samples of the global batch, S of a micro-batch, T
-completion tokens, R rows of L tokens, N different (hidden state, next token) pairs.
+The collected batch is prepared once and makes `learner.n_mini` optimizer steps, each on its part of the groups. In
+each the micro-batches add their parts of its one loss and gradient, so how they are cut changes memory and nothing
+else. Shapes: B samples of the batch, S of a micro-batch, T completion tokens, R rows of L tokens, N different (hidden
+state, next token) pairs.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -17,24 +18,26 @@ from torch import Tensor
 
 from slipstream.algo.finite import NonFiniteError
 from slipstream.algo.metrics import Tally, finish_metrics
+from slipstream.algo.minibatch import only
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Prepared, add_proximal, prepare
+from slipstream.algo.prepare import Batch, Prepared, add_proximal, prepare
 from slipstream.config.rules import objective_of
 from slipstream.config.schema import Config
 from slipstream.errors import RunHalted
 from slipstream.learner import state
-from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored, passes, shares
+from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored
 from slipstream.learner.collect import global_batch
+from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.model import Policy
-from slipstream.learner.optimizer import Optimizer
+from slipstream.learner.optimizer import Optimizer, planned_updates
 from slipstream.learner.ranks import Ranks
 from slipstream.learner.report import Reason, StepReport
+from slipstream.learner.scoring import score
 from slipstream.learner.sharding import shard, whole_on_host
 from slipstream.learner.wire import pack_work
 from slipstream.staleness import Lost, masks_over_bound
 
 _LOG = logging.getLogger("slipstream.learner")
-_MASKED_AGE = "slipstream_objective_masked_age_ratio"
 
 
 class Trainer:
@@ -70,8 +73,9 @@ class Trainer:
         self.policy = Policy(folder, config.model, device, config.learner.lora)
         if self.ranks.mesh is not None:
             shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner.parallel)
-        self.optimizer = Optimizer(self.policy.parameters(), config.learner.optimizer, config.run.steps)
-        self._layout = Layout(config.learner.micro_batch_tokens, self.policy.shares, self.policy.pair_cost)
+        self.optimizer = Optimizer(self.policy.parameters(), config.learner.optimizer, planned_updates(config))
+        layout = Layout(config.learner.micro_batch_tokens, self.policy.shares, self.policy.pair_cost)
+        self._cutter = Cutter(self._spec, layout, self.ranks, config.learner.n_mini)
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
         self.watched: Collection[int] = ()
@@ -93,19 +97,19 @@ class Trainer:
         self._call_ranks("step", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
         with report.timed("build"):
-            prepared, batches = self._build(groups, version, lost, report)
+            prepared, batch = self._prepared(groups, version, lost, report)
+            parts = self._cutter.cut(groups, batch.groups_B, prepared, report)
         try:
-            prepared = self._with_proximal(prepared, batches, report)
-            tally = self._accumulate(prepared, batches, report)
+            prepared = self._with_proximal(prepared, parts, report)
         except NonFiniteError as error:
-            return self._skip_nonfinite(report, str(error))
-        report.metrics = finish_metrics(tally)
-        if report.metrics.get(_MASKED_AGE) == 1.0:
-            return self._skip(report, "too_old", "every token of the batch is over staleness.max_staleness")
-        if not prepared.trainable:
-            return self._skip(report, "no_gradient", "no sample of the batch can change the gradient")
-        with report.timed("optimizer"):
-            return self._update(report)
+            self._skip_nonfinite(report, str(error))
+            return report.ended()
+        tally = prepared.tally
+        for part in parts:
+            mini = only(self._spec, prepared, batch.groups_B, part.groups)
+            tally = tally.merge(self._mini_step(mini, part, report))
+        report.measured(finish_metrics(tally))
+        return report.ended()
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights to publish, by Hugging Face name; views, valid until the next step.
@@ -147,43 +151,52 @@ class Trainer:
             if frames is not None:
                 self.ranks.share(frames())
 
-    def _build(
-        self, groups: Scored, version: int, lost: Lost, report: StepReport
-    ) -> tuple[Prepared, list[Pass]]:
+    def _prepared(self, groups: Scored, version: int, lost: Lost, report: StepReport) -> tuple[Prepared, Batch]:
         stale = self._config.staleness
         max_age = stale.max_staleness if masks_over_bound(stale.policy) else None
         batch = global_batch(groups, version, max_age, self._component_weights(), lost)
         prepared = prepare(self._spec, batch)
         gradient_B = prepared.gradient_B
-        shared = shares(groups, gradient_B.tolist(), self._layout, self.ranks.size)
         report.groups = len(groups)
         report.skipped_groups = len(groups) - len(torch.unique(batch.groups_B[gradient_B]))
         report.samples, report.gradient_samples = len(gradient_B), int(gradient_B.sum())
         report.completion_tokens = int(batch.lengths_B.sum())
-        report.count(shared, self._layout.pair_cost)
-        return prepared, passes(shared, self.ranks.rank)
+        return prepared, batch
 
     def _component_weights(self) -> dict[str, float] | None:
         if self._spec.advantage != "gdpo":
             return None
         return {f.component: f.weight for f in self._config.reward.functions}
 
-    def _with_proximal(self, prepared: Prepared, batches: list[Pass], report: StepReport) -> Prepared:
-        """With the logprobs of the policy as it is now, if the objective asks for the whole batch's."""
+    def _with_proximal(self, prepared: Prepared, parts: Sequence[Part], report: StepReport) -> Prepared:
+        """With the logprobs of the policy as it is now, frozen for all parts, if the objective asks for them."""
         if self._spec.proximal != "recompute":
             return prepared
-        proximal_BT = torch.zeros(prepared.mask_BT.shape)
-        with report.timed("proximal"), torch.no_grad():
-            for batch, counts in batches:
-                logprobs_ST = self._logprobs(batch)[0].float().cpu()
-                columns_T = torch.arange(logprobs_ST.shape[1])
-                if counts:
-                    proximal_BT[batch.samples_S[:, None], columns_T] = logprobs_ST
-            proximal_BT = self.ranks.add_up(proximal_BT)
+        with report.timed("proximal"):
+            passes = [each for part in parts for each in part.scored]
+            proximal_BT = score(lambda batch: self._logprobs(batch)[0], passes, prepared.mask_BT, self.ranks)
         return add_proximal(self._spec, prepared, proximal_BT)
 
-    def _accumulate(self, prepared: Prepared, batches: list[Pass], report: StepReport) -> Tally:
-        """Add every micro-batch's gradient; returns the metrics' sums over the global batch.
+    def _mini_step(self, prepared: Prepared, part: Part, report: StepReport) -> Tally:
+        """One optimizer step, or the reason why there is none; returns what it adds to the metrics.
+
+        Raises:
+            RunHalted: Too many non-finite ones in a row.
+        """
+        if not prepared.trainable:
+            old = bool(prepared.mask_BT.any()) and not bool(prepared.fresh_BT.any())
+            return self._skip(report, "too_old" if old else "no_gradient")
+        try:
+            tally = self._accumulate(prepared, part.passes, report)
+        except NonFiniteError as error:
+            return self._skip_nonfinite(report, str(error))
+        report.measured_parts += 1
+        with report.timed("optimizer"):
+            self._update(report)
+        return tally
+
+    def _accumulate(self, prepared: Prepared, batches: Sequence[Pass], report: StepReport) -> Tally:
+        """Add every micro-batch's gradient; returns the metrics' sums over all of them, of all ranks.
 
         Ranks go on to the end together, whatever one of them finds, and then decide alike.
 
@@ -210,8 +223,7 @@ class Trainer:
                 loss.backward()  # type: ignore[no-untyped-call]
         if self.ranks.any(bool(failure)):
             raise NonFiniteError(failure or "on another rank")
-        own = Tally(self.ranks.add_up(own.sums), self.ranks.largest(own.maxima))
-        return prepared.tally.merge(own)
+        return Tally(self.ranks.add_up(own.sums), self.ranks.largest(own.maxima))
 
     def _keep_watched(self, batch: MicroBatch, logprobs_ST: Tensor, report: StepReport) -> None:
         for row, sample in enumerate(batch.samples_S.tolist()):
@@ -222,25 +234,26 @@ class Trainer:
         """Logprobs [S, T] of the samples' actions, and entropies: a metric, and a term of some objectives."""
         return self.policy.logprobs(batch.to(self.policy.device), self._temperature)
 
-    def _update(self, report: StepReport) -> StepReport:
+    def _update(self, report: StepReport) -> None:
         norm = self.optimizer.gradient_norm()
-        report.gradient_norm = norm
+        report.saw_norm(norm)
         if not math.isfinite(norm):
-            return self._skip_nonfinite(report, f"the gradient's norm is {norm}")
-        if norm == 0.0:
-            return self._skip(report, "zero_gradient", "the gradient is 0 everywhere")
-        report.learning_rate = self.optimizer.learning_rate
-        self.optimizer.step(norm)
-        self.nonfinite_in_a_row = 0
-        report.stepped, report.updates = True, self.optimizer.updates
-        return report
+            self._skip_nonfinite(report, f"the gradient's norm is {norm}")
+        elif norm == 0.0:
+            self._skip(report, "zero_gradient")
+        else:
+            report.learning_rate = self.optimizer.learning_rate
+            self.optimizer.step(norm)
+            self.nonfinite_in_a_row = 0
+            report.made, report.updates = report.made + 1, self.optimizer.updates
 
-    def _skip(self, report: StepReport, reason: Reason, detail: str) -> StepReport:
+    def _skip(self, report: StepReport, reason: Reason, detail: str = "") -> Tally:
+        """No step on this part; returns that it adds nothing to the metrics."""
         self.optimizer.forget()
-        report.reason, report.detail = reason, detail
-        return report
+        report.skip(reason, detail)
+        return Tally.of({}, {})
 
-    def _skip_nonfinite(self, report: StepReport, detail: str) -> StepReport:
+    def _skip_nonfinite(self, report: StepReport, detail: str) -> Tally:
         self.nonfinite += 1
         self.nonfinite_in_a_row += 1
         limit = self._config.learner.max_nonfinite_steps

@@ -1,0 +1,17 @@
+"""Settings of the learner's steps that contradict each other."""
+
+from __future__ import annotations
+
+from slipstream.config.schema import Config
+
+
+def step_refusals(config: Config) -> list[str]:
+    """Refusals, each naming both settings."""
+    found = []
+    n_mini, groups = config.learner.n_mini, config.batch.groups
+    if groups % n_mini:
+        found.append(
+            f"learner.n_mini {n_mini} does not divide batch.groups {groups}, so the parts of a batch would differ in "
+            "size and their groups in weight; choose a divisor"
+        )
+    return found
