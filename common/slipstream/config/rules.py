@@ -14,11 +14,8 @@ from slipstream.algo.contradictions import Context
 from slipstream.algo.contradictions import contradictions as objective_contradictions
 from slipstream.algo.recipes import resolve
 from slipstream.algo.spec import Objective
-<<<<<<< HEAD
 from slipstream.config import lora
-=======
 from slipstream.config.rules_learner import step_refusals
->>>>>>> ab1cf2e (Several optimizer steps on one batch, against a policy frozen before the first)
 from slipstream.config.schema import Config
 from slipstream.errors import install
 
