@@ -24,6 +24,8 @@ pytestmark = pytest.mark.process
 class FakeTrainer:
     """Its state is one number in one file."""
 
+    policy = SimpleNamespace(adapters=None)
+
     def __init__(self) -> None:
         self.state = 0
 

@@ -35,6 +35,8 @@ class FakeLedger:
 class FakeTrainer:
     """One number as state; `gate` holds its file back, as a slow disk would."""
 
+    policy = SimpleNamespace(adapters=None)
+
     def __init__(self) -> None:
         self.state = 0
         self.gate = threading.Event()

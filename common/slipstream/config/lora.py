@@ -28,10 +28,27 @@ class LoraSection(Section):
     )
 
     @property
+    def numerator(self) -> float:
+        """alpha, or what stands for it."""
+        return self.alpha or 2.0 * (self.rank or 1)
+
+    @property
     def scale(self) -> float:
         """What B A is multiplied by."""
         rank = self.rank or 1
-        return (self.alpha or 2.0 * rank) / (rank**0.5 if self.rslora else rank)
+        return self.numerator / (rank**0.5 if self.rslora else rank)
+
+    def identity(self) -> dict[str, object]:
+        """What may not change in a run that goes on, by setting."""
+        if self.rank is None:
+            return {"learner.lora.rank": None}
+        return {
+            "learner.lora.rank": self.rank,
+            "learner.lora.alpha": self.numerator,
+            "learner.lora.rslora": self.rslora,
+            "learner.lora.targets": sorted(self.targets),
+            "learner.lora.dropout": self.dropout,
+        }
 
 
 def refusals(lora: LoraSection, objective: Objective) -> Iterator[str]:

@@ -7,7 +7,7 @@ import asyncio
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.looking import find_run, open_ledger
 from slipstream.config.load import load_config
@@ -37,8 +37,12 @@ def summary(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the newest complete checkpoint's weights, with the model's config and tokenizer, into a new folder."""
+    """Write the newest complete checkpoint's weights, with the model's config and tokenizer, into a new folder.
+
+    Adapters are merged into their base, or with `--adapter` written as peft loads them.
+    """
     from slipstream.checkpoint.finding import newest_complete
+    from slipstream.learner.lora_checkpoint import read_adapter
     from slipstream.models.resolve import resolve
 
     folder, _ = find_run(options.run)
@@ -48,15 +52,42 @@ def export(options: argparse.Namespace) -> int:
     found = newest_complete(folder.checkpoints)
     if found.path is None:
         raise UserError(f"{folder.path} has no complete checkpoint", "let it train to its first one")
+    adapter = read_adapter(found.path)
+    if options.adapter and adapter is None:
+        raise UserError(f"--adapter: {found.path} holds whole weights", "leave it out")
     config, _ = load_config(folder.config)
     model = resolve(config.model.source)
     target.mkdir(parents=True)
+    try:
+        if adapter is None or not options.adapter:
+            _copy_rest(model, target)
+        if adapter is None:
+            shutil.copyfile(found.path / "model.safetensors", target / "model.safetensors")
+        else:
+            _export_adapters(found.path, adapter, model, config.model.dtype, target, options.adapter)
+    except BaseException:
+        shutil.rmtree(target)
+        raise
+    print(f"step {found.step} of {folder.name} in {target}")  # noqa: T201
+    return EXIT_OK
+
+
+def _copy_rest(model: Path, target: Path) -> None:
+    """The model's files beside its weights: config, tokenizer, template."""
     for file in model.iterdir():
         if file.is_file() and not file.name.startswith(("model", "pytorch_model")):
             shutil.copyfile(file, target / file.name)
-    shutil.copyfile(found.path / "model.safetensors", target / "model.safetensors")
-    print(f"step {found.step} of {folder.name} in {target}")  # noqa: T201
-    return EXIT_OK
+
+
+def _export_adapters(
+    checkpoint: Path, adapter: dict[str, Any], model: Path, dtype: str, target: Path, alone: bool
+) -> None:
+    from slipstream.learner.lora_export import write_merged, write_peft
+
+    if alone:
+        write_peft(checkpoint, adapter, model, target)
+    else:
+        write_merged(checkpoint, adapter, model, dtype, target)
 
 
 def replay(options: argparse.Namespace) -> int:

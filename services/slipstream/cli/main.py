@@ -133,6 +133,7 @@ def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
     export = _command(commands, "export", "write a run's weights as a Hugging Face folder", more)
     _run_argument(export)
     export.add_argument("target", metavar="FOLDER", help="folder to make")
+    export.add_argument("--adapter", action="store_true", help="LoRA: the adapters alone, in a folder for peft")
     export.set_defaults(command=inspect.export)
 
     more = (

@@ -37,7 +37,7 @@ def settings_of(config: Config) -> dict[str, Any]:
     """The part of a run's identity that stands in its config: plain values by setting."""
     objective = dataclasses.asdict(objective_of(config))
     objective["temperature"] = objective["temperature"] or config.sampling.temperature
-    own = {"run.seed": config.run.seed, "model.dtype": config.model.dtype}
+    own = {"run.seed": config.run.seed, "model.dtype": config.model.dtype, **config.learner.lora.identity()}
     plain: dict[str, Any] = json.loads(
         json.dumps(own | {f"objective.{name}": value for name, value in objective.items()})
     )

@@ -27,11 +27,15 @@ class Adapters:
 
     Attributes:
         rank: Columns of B and rows of A.
+        alpha: What makes the scale, with rank or, for rslora, its root.
+        rslora: Which of the two.
         scale: The target weight W acts as W + scale * B A.
         layers: Names of the layers that carry one, in the model's order.
     """
 
     rank: int
+    alpha: float
+    rslora: bool
     scale: float
     layers: tuple[str, ...]
 
@@ -53,7 +57,7 @@ def add_adapters(module: nn.Module, lora: LoraSection) -> Adapters | None:
     layers = choose(linear, lora.targets)
     settings = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha or 2 * lora.rank,
+        lora_alpha=lora.numerator,
         lora_dropout=lora.dropout,
         use_rslora=lora.rslora,
         target_modules=layers,
@@ -63,7 +67,7 @@ def add_adapters(module: nn.Module, lora: LoraSection) -> Adapters | None:
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return Adapters(lora.rank, lora.scale, tuple(layers))
+    return Adapters(lora.rank, lora.numerator, lora.rslora, lora.scale, tuple(layers))
 
 
 def choose(layers: Iterable[str], targets: Iterable[str]) -> list[str]:

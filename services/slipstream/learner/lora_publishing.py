@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from slipstream.learner.model import Policy
-from slipstream.models.tensors import content_digest, read_tensors
 from slipstream.weights.manifest import Adapter
 
 
@@ -21,12 +20,11 @@ def adapter_of(policy: Policy, dtype: torch.dtype) -> Adapter | None:
     """
     if policy.adapters is None:
         return None
-    names = list(policy.base_tensors())
     return Adapter(
         rank=policy.adapters.rank,
         scale=policy.adapters.scale,
         layers=list(policy.adapters.layers),
-        base=names,
-        base_digest=content_digest(read_tensors(policy.folder, names)),
+        base=list(policy.base_tensors()),
+        base_digest=policy.base_digest,
         dtype=str(dtype).removeprefix("torch."),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
 from slipstream.learner.lora import adapter_tensors, add_adapters, check_targets, plain_name
+from slipstream.models.tensors import content_digest, read_tensors
 
 _LOG = logging.getLogger("slipstream.learner")
 # A query-key pair costs more than its share of arithmetic: softmax and masks, not only matrix products.
@@ -94,6 +96,15 @@ class Policy:
         named = {**dict(self.module.named_parameters()), **self._buffers()}
         plain = {plain_name(name): value.detach() for name, value in named.items()}
         return {name: value for name, value in plain.items() if name not in adapters}
+
+    @cached_property
+    def base_digest(self) -> str:
+        """Digest of the base's content as the model folder holds it; reads the folder once.
+
+        Raises:
+            UserError: The folder's files name the tensors otherwise than the model does.
+        """
+        return content_digest(read_tensors(self.folder, self.base_tensors()))
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies [S, T] of the samples' actions; the batch is on the policy's device."""

@@ -20,6 +20,7 @@ from slipstream.checkpoint.finding import newest_complete, prune
 from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
 from slipstream.learner.identity import IDENTITY, refuse_changed
+from slipstream.learner.lora_checkpoint import adapter_files, check_adapters
 from slipstream.learner.setup import Parts, run_terms
 from slipstream.learner.start import start_checkpoint
 from slipstream.ledger.records import LedgerLost, RunNotOpen
@@ -60,11 +61,13 @@ async def reopen(parts: Parts) -> Line:
     line, snapshot = Line(), None
     if found.path is not None:
         refuse_changed(found.path, parts.identity)
+        await asyncio.to_thread(check_adapters, parts.trainer.policy, found.path)
         await asyncio.to_thread(parts.trainer.load, found.path)
         line, snapshot = _read(found.path)
         log.info("continuing from %s (version %d)", found.path.name, line.version)
     elif (source := parts.config.learner.start_from) is not None:
         start = await asyncio.to_thread(start_checkpoint, source)
+        await asyncio.to_thread(check_adapters, parts.trainer.policy, start)
         await asyncio.to_thread(parts.trainer.load_weights, start)
         log.info("beginning with the weights of %s", start)
     told = max((each["version"] for each in read_lines(parts.folder.steps)), default=0)
@@ -116,6 +119,7 @@ def checkpoint_writers(parts: Parts, line: Line, snapshot: bytes) -> Writers:
         LINE: lambda path: _write(path, json.dumps(place).encode()),
         IDENTITY: lambda path: _write(path, json.dumps(parts.identity, indent=1).encode()),
         LEDGER: lambda path: _write(path, snapshot),
+        **adapter_files(parts.trainer.policy, parts.config.model.source),
         **({} if stream is None else {STREAM: lambda path: _write(path, stream)}),
     }
 

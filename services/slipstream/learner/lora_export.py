@@ -1,0 +1,79 @@
+"""Exports of a checkpoint that holds adapters: merged into whole weights, or as a folder that peft loads."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream.errors import UserError
+from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
+from slipstream.weights.merging import merge_all
+
+_PEFT_PREFIX = "base_model.model."
+
+
+def write_merged(checkpoint: Path, adapter: dict[str, Any], model: Path, dtype: str, target: Path) -> None:
+    """Write the whole weights into a folder: exactly what the replicas of the run served.
+
+    Args:
+        checkpoint: Where the adapters lie. adapter: Its `adapter.json`.
+        model: The base's folder. dtype: `model.dtype` of the run, in which the base is used and the result written.
+        target: An existing folder.
+
+    Raises:
+        UserError: The model's folder is not the base that the adapters were trained on.
+    """
+    base = read_tensors(model, adapter["base"]["tensors"])
+    if (digest := content_digest(base)) != adapter["base"]["digest"]:
+        raise UserError(
+            f"model.source: {model} has content {digest}, but the adapters in {checkpoint} belong to "
+            f"{adapter['base']['digest']}",
+            "bring back the weights that they were trained on",
+        )
+    kind: torch.dtype = getattr(torch, dtype)
+    whole = {name: value.to(kind) if value.is_floating_point() else value for name, value in base.items()}
+    whole |= merge_all(whole, adapter_weights(checkpoint), adapter["layers"], adapter["scale"])
+    save_file({n: v.contiguous() for n, v in whole.items()}, target / "model.safetensors", {"format": "pt"})
+
+
+def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: Path) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors` into an existing folder, as peft has them.
+
+    Raises:
+        UserError: peft is not installed.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise UserError("--adapter: peft is not installed here", "`pip install 'slipstream[lora]'`")
+    from peft import LoraConfig, TaskType
+
+    settings = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=adapter["rank"],
+        lora_alpha=adapter["alpha"],
+        use_rslora=adapter["rslora"],
+        target_modules=_shortest(adapter["layers"], model),
+        base_model_name_or_path=str(model),
+        inference_mode=True,
+    )
+    settings.save_pretrained(str(target))
+    named = {f"{_PEFT_PREFIX}{name}": value for name, value in adapter_weights(checkpoint).items()}
+    save_file(named, target / "adapter_model.safetensors", {"format": "pt"})
+
+
+def adapter_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The adapters of a checkpoint by name."""
+    return load_file(checkpoint / "model.safetensors")
+
+
+def _shortest(layers: list[str], model: Path) -> list[str]:
+    """Last parts of the layers' names where these select exactly them in the model, else their whole names."""
+    parts = {layer.rpartition(".")[2] for layer in layers}
+    shapes = tensor_shapes(model)
+    linear = {name.removesuffix(".weight") for name in shapes if name.endswith(".weight")}
+    selected = {name for name in linear if name.rpartition(".")[2] in parts}
+    return sorted(parts) if selected == set(layers) else list(layers)
