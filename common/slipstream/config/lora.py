@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from slipstream.algo.contradictions import needs_sampler
 from slipstream.algo.spec import Objective
 from slipstream.config.base import Section, setting
+from slipstream.errors import install
 
 
 class LoraSection(Section):
@@ -71,4 +72,4 @@ def missing(lora: LoraSection) -> list[str]:
     """What LoRA needs and is not installed."""
     if lora.rank is None or importlib.util.find_spec("peft") is not None:
         return []
-    return ["learner.lora.rank: peft is not installed here; `pip install 'slipstream[lora]'`"]
+    return [f"learner.lora.rank: peft is not installed here; {install('lora')}"]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slipstream.errors import UserError
+from slipstream.errors import UserError, install
 from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
 from slipstream.weights.merging import merge_all
 
@@ -48,7 +48,7 @@ def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: P
         UserError: peft is not installed.
     """
     if importlib.util.find_spec("peft") is None:
-        raise UserError("--adapter: peft is not installed here", "`pip install 'slipstream[lora]'`")
+        raise UserError("--adapter: peft is not installed here", install("lora"))
     from peft import LoraConfig, TaskType
 
     settings = LoraConfig(
