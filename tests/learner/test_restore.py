@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from slipstream.checkpoint.writing import write
 from slipstream.config.load import build
 from slipstream.errors import UserError
 from slipstream.learner.restore import Line, checkpoint_writers, reopen, write_checkpoint
@@ -254,6 +255,16 @@ async def test_a_warm_start_takes_the_weights_and_begins_at_step_0(make_parts, t
     again = await make_parts("c", name="new", fingerprint="other", start_from=str(tmp_path / "gone"))
     assert (await reopen(again)).step == 1
     assert again.trainer.state == 0
+
+
+async def test_a_checkpoint_without_its_optimizer_is_skipped_by_name(make_parts, caplog):
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    write(parts.folder.checkpoints, 2, {"model.safetensors": lambda path: path.write_bytes(b"")})
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        assert await reopen(await make_parts("b")) == Line(1, 1)
+    assert "step-00000002 skipped: has weights and no optimizer" in caplog.text
 
 
 async def test_an_incomplete_checkpoint_is_skipped_and_named(make_parts, caplog):

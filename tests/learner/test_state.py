@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import write
 from slipstream.errors import RunHalted, UserError
+from slipstream.learner.state import OPTIMIZER_FILES
 
 
 def _copy(trainer):
@@ -125,3 +127,20 @@ def test_unreadable_checkpoint_is_one_line(make_trainer, tmp_path, damage):
         trainer.load(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_whose_optimizer_was_taken_out_gives_its_weights_and_is_no_resume(
+    make_trainer, random_groups, tmp_path
+):
+    trainer = make_trainer()
+    for step in (1, 2):
+        trainer.step(random_groups(), step - 1)
+        write(tmp_path, step, trainer.save_writers())
+        if step == 1:
+            first = _copy(trainer)
+    (older,) = thin(tmp_path, 1, OPTIMIZER_FILES)
+    other = make_trainer()
+    with pytest.raises(UserError, match=r"no optimizer \(learner\.checkpoint\.keep_optimizer_last\)"):
+        other.load(older)
+    other.load_weights(older)
+    assert _same(_copy(other), first)

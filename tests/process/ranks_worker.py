@@ -1,18 +1,25 @@
-"""One rank of `test_ranks.py`: trains each given configuration for a few steps; rank 0 leaves the weights in a file.
+"""Ranks of `test_ranks.py`: they train each given configuration for a few steps; rank 0 leaves the weights in a file.
 
-Arguments: a JSON file with {"model": folder, "cases": [config trees], "steps": n, "out": folder}.
+Arguments: a JSON file with {"model": folder, "cases": [...], "out": folder}, and the number of ranks. A case has a
+config's "tree", the "steps" [first, last) to make, and may "load" a checkpoint before and "save" one after, under a
+root. The ranks are forked from one process, so that the libraries are imported once.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import transformers  # noqa: F401
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 
+from slipstream.checkpoint.writing import write
 from slipstream.config.load import build
 from slipstream.learner.ranks import Ranks, close_ranks, open_ranks
 from slipstream.learner.trainer import Trainer
@@ -57,15 +64,19 @@ def _group(rng: np.random.Generator, ticket: int, size: int) -> tuple[Group, Gro
     )
 
 
-def train(tree: dict[str, object], model: Path, steps: int, ranks: Ranks) -> dict[str, object]:
+def train(case: dict[str, Any], model: Path, ranks: Ranks) -> dict[str, Any]:
     """The outcome of a few steps; the other ranks follow, and return nothing."""
-    trainer = Trainer(build(tree)[0], model, ranks)
+    trainer = Trainer(build(case["tree"])[0], model, ranks)
     if not ranks.leads:
         follow(trainer)
         return {}
-    reports = [trainer.step(groups_of(step), step) for step in range(steps)]
+    if "load" in case:
+        trainer.load(Path(case["load"]))
+    first, last = case["steps"]
+    reports = [trainer.step(groups_of(step), step) for step in range(first, last)]
     tensors = {name: value.clone() for name, value in trainer.tensors().items()}
-    trainer.save_writers()
+    if "save" in case:
+        write(Path(case["save"]), last, trainer.save_writers())
     if ranks.size > 1:
         ranks.dismiss()
     return {
@@ -77,19 +88,48 @@ def train(tree: dict[str, object], model: Path, steps: int, ranks: Ranks) -> dic
     }
 
 
-def main() -> None:
+def rank(plan: dict[str, Any]) -> None:
     """Join, train every case, leave."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    ranks = open_ranks(build(plan["cases"][0])[0].learner.parallel, "cpu", 300.0)
-    for number, tree in enumerate(plan["cases"]):
-        replicate = tree["learner"]["parallel"]["replicate"]
+    ranks = open_ranks(build(plan["cases"][0]["tree"])[0].learner)
+    for number, case in enumerate(plan["cases"]):
+        replicate = case["tree"]["learner"]["parallel"]["replicate"]
         shape = (replicate, ranks.size // replicate)
         ranks.mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-        outcome = train(tree, Path(plan["model"]), plan["steps"], ranks)
+        outcome = train(case, Path(plan["model"]), ranks)
         if outcome:
-            save_file(outcome.pop("tensors"), Path(plan["out"]) / f"{number}.safetensors")
-            (Path(plan["out"]) / f"{number}.json").write_text(json.dumps(outcome))
+            stem = f"{ranks.size}-{number}"
+            save_file(outcome.pop("tensors"), Path(plan["out"]) / f"{stem}.safetensors")
+            (Path(plan["out"]) / f"{stem}.json").write_text(json.dumps(outcome))
     close_ranks()
+
+
+def fork(plan: dict[str, Any], number: int, size: int) -> int:
+    """Start one rank; returns its process id."""
+    child = os.fork()
+    if child:
+        return child
+    os.environ |= {"WORLD_SIZE": str(size), "RANK": str(number), "LOCAL_RANK": str(number)}
+    try:
+        rank(plan)
+        os._exit(0)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        os._exit(1)
+
+
+def main() -> None:
+    """Start the ranks and wait for all of them; one that fails ends the others."""
+    plan, size = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    running = {fork(plan, number, size) for number in range(size)}
+    failed = False
+    while running:
+        child, status = os.wait()
+        running.discard(child)
+        if status and not failed:
+            failed = True
+            for other in running:
+                os.kill(other, 9)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from slipstream.checkpoint.finding import newest_complete
 from slipstream.learner.launch import launch
 from slipstream.learner.ranks import Ranks
 
@@ -23,6 +26,7 @@ pytestmark = pytest.mark.process
 WORKER = Path(__file__).with_name("ranks_worker.py")
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length", "longest", "prompt_mean")
 STEPS = 2
+SAVED = f"step-{STEPS:08d}"
 
 
 def _worker() -> Any:
@@ -40,7 +44,7 @@ def _llama(folder: Path) -> Path:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 66, "num_hidden_layers": 2}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
         ids = {"pad_token_id": 2, "eos_token_id": 2, "bos_token_id": None}
         config = LlamaConfig(**sizes, **heads, **ids, tie_word_embeddings=True, initializer_range=0.2)
@@ -76,67 +80,80 @@ def _objectives() -> list[dict[str, Any]]:
     return [*plain, {"recipe": "grpo", "proximal": "recompute"}]
 
 
-def _start(plan: Path, size: int) -> list[subprocess.Popen[bytes]]:
-    import socket
-
+def _run(plan: Path, size: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    env = {
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    return [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(plan)],
-            env={**os.environ, **env, "RANK": str(r), "LOCAL_RANK": str(r)},
-        )
-        for r in range(size)
-    ]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, str(WORKER), str(plan), str(size)]
+    with subprocess.Popen(argv, env={**os.environ, **env}, start_new_session=True) as process:
+        try:
+            assert process.wait(600) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.timeout(900)
-def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
+def test_two_ranks_make_the_step_of_one_and_what_they_save_loads_on_any_number(tmp_path: Path) -> None:
     """Case 60: every aggregation, a proximal pass, and LoRA; sharded over both ranks and replicated on both."""
-    model = _llama(tmp_path / "model")
-    objectives = _objectives()
-    cases = [_tree(model, objective) for objective in objectives]
-    cases += [_tree(model, objectives[0], replicate=2), _tree(model, objectives[-1], replicate=2)]
-    cases += [_tree(model, objectives[0], lora={"rank": 4})]
-    cases += [_tree(model, objectives[0], replicate=2, lora={"rank": 4})]
-    cases += [_tree(model, objectives[-1], n_mini=2)]
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"model": str(model), "cases": cases, "steps": STEPS, "out": str(tmp_path)}))
-    processes = _start(plan, 2)
-    try:
-        assert [process.wait(600) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    model, objectives = _llama(tmp_path / "model"), _objectives()
+    plain, copied = _tree(model, objectives[0]), _tree(model, objectives[0], replicate=2)
+    trees = [_tree(model, objective) for objective in objectives]
+    trees += [copied, _tree(model, objectives[-1], replicate=2)]
+    trees += [_tree(model, objectives[0], lora={"rank": 4})]
+    trees += [_tree(model, objectives[0], replicate=2, lora={"rank": 4})]
+    trees += [_tree(model, objectives[-1], n_mini=2)]
+    cases: list[dict[str, Any]] = [{"tree": tree, "steps": (0, STEPS)} for tree in trees]
+    sharded, replicated = tmp_path / "sharded", tmp_path / "replicated"
+    cases[0]["save"], cases[trees.index(copied)]["save"] = str(sharded), str(replicated)
+    loaded = {"load": str(sharded / SAVED), "steps": (STEPS, STEPS + 1)}
+    cases.append({"tree": plain, **loaded})
+    plan = {"model": str(model), "cases": cases, "out": str(tmp_path)}
+    (tmp_path / "two.json").write_text(json.dumps(plan))
+    _run(tmp_path / "two.json", 2)
     worker = _worker()
-    for number, tree in enumerate(cases):
+    for number, tree in enumerate(trees):
         changes = {name: tree["learner"][name] for name in ("n_mini", "lora") if name in tree["learner"]}
-        alone = worker.train(_tree(model, tree["objective"], **changes), model, STEPS, Ranks())
-        whole = worker.train(_tree(model, tree["objective"], tokens=4096, **changes), model, STEPS, Ranks())
+        few, many = (_tree(model, tree["objective"], tokens=tokens, **changes) for tokens in (32, 4096))
+        alone = worker.train({"tree": few, "steps": (0, STEPS)}, model, Ranks())
+        whole = worker.train({"tree": many, "steps": (0, STEPS)}, model, Ranks())
         assert max(alone["micro_batches"]) >= 4
         assert max(whole["micro_batches"]) == changes.get("n_mini", 1)
-        found = json.loads((tmp_path / f"{number}.json").read_text())
-        tensors = load_file(tmp_path / f"{number}.safetensors")
         for one in (alone, whole):
-            _assert_same(found, tensors, one)
+            found = _assert_same(tmp_path / f"2-{number}", one)
         assert max(found["imbalance"]) < 0.2
+    four = [
+        {"tree": plain, **loaded, "save": str(tmp_path / "four")},
+        {"tree": copied, **loaded, "load": str(replicated / SAVED)},
+    ]
+    (tmp_path / "four.json").write_text(json.dumps(plan | {"cases": four}))
+    _run(tmp_path / "four.json", 4)
+    straight = worker.train({"tree": plain, "steps": (0, STEPS + 1)}, model, Ranks())
+    for key in ("norms", "metrics"):
+        del straight[key][:STEPS]
+    for outcome in (f"2-{len(cases) - 1}", "4-0", "4-1"):
+        _assert_same(tmp_path / outcome, straight)
+    for root, steps in ((sharded, (2, 3)), (replicated, (2, 3)), (tmp_path / "four", (3, 3))):
+        found = worker.train(
+            {"tree": plain, "load": newest_complete(root).path, "steps": steps}, model, Ranks()
+        )
+        _assert_near(found["tensors"], straight["tensors"])
 
 
-def _assert_same(found: dict[str, Any], tensors: dict[str, Any], one: dict[str, Any]) -> None:
+def _assert_same(stem: Path, one: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(stem.with_suffix(".json").read_text())
     assert found["norms"] == pytest.approx(one["norms"], rel=1e-5)
     for ours, theirs in zip(found["metrics"], one["metrics"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
-    assert tensors.keys() == one["tensors"].keys()
+    _assert_near(load_file(stem.with_suffix(".safetensors")), one["tensors"])
+    return found
+
+
+def _assert_near(tensors: dict[str, Any], others: dict[str, Any]) -> None:
+    assert tensors.keys() == others.keys()
     for name, value in tensors.items():
-        assert (value - one["tensors"][name]).abs().max() <= 1e-6, name
+        assert (value - others[name]).abs().max() <= 1e-6, name
 
 
 @pytest.mark.timeout(900)

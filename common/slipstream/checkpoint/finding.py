@@ -60,6 +60,15 @@ def complete(root: Path) -> list[tuple[int, Path]]:
     return sorted((step, path) for step, path in _candidates(root) if not verify(path))
 
 
+def sealed(root: Path) -> list[tuple[int, Path]]:
+    """Every checkpoint that was sealed, newest first, without a look at its bytes.
+
+    Raises:
+        UserError: The folder cannot be read.
+    """
+    return [(step, path) for step, path in _candidates(root) if (path / MARKER).exists()]
+
+
 def verify(path: Path) -> list[str]:
     """All that is wrong with a checkpoint folder, empty when it is complete and every digest fits."""
     try:
@@ -93,12 +102,12 @@ def prune(root: Path, keep_last: int, keep_every: int = 0) -> list[Path]:
         raise UserError(
             f"learner.checkpoint.keep_last is {keep_last}", "use 1 or more: the newest is needed to resume"
         )
-    sealed = [(step, path) for step, path in _candidates(root) if (path / MARKER).exists()]
-    if not sealed:
+    found = sealed(root)
+    if not found:
         return []
-    newest = sealed[0][0]
-    kept = {path for _, path in sealed[:keep_last]}
-    kept |= {path for step, path in sealed if keep_every and step % keep_every == 0}
+    newest = found[0][0]
+    kept = {path for _, path in found[:keep_last]}
+    kept |= {path for step, path in found if keep_every and step % keep_every == 0}
     old = [(step, path) for step, path in _candidates(root) if path not in kept and step <= newest]
     try:
         for step, path in old:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from slipstream.checkpoint.files import (
     write_durably,
 )
 
-Writer = Callable[[Path], None]
+Writer = Callable[[Path], object]
 Fault = Callable[[str], None]
 
 
@@ -46,7 +47,9 @@ def write(
     Args:
         root: Folder of all checkpoints, made when missing. Only one process writes to it.
         step: The step whose state this is; an earlier checkpoint of the same step is replaced.
-        writers: By path inside the checkpoint, what writes that file (or folder of files).
+        writers: By path inside the checkpoint, what writes that file (or folder of files). One that returns an entry
+            says that the file is on disk already, with that size and digest: another process wrote it, or it is
+            linked from another checkpoint.
         fault: Called with the name of each point where a crash is worth a test.
         confirm: Called last, before the checkpoint takes its place; what it raises leaves everything as it was.
 
@@ -90,18 +93,28 @@ def _write_files(work: Path, writers: Mapping[str, Writer], fault: Fault) -> dic
     for name, writer in writers.items():
         target = work / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        _call(writer, target)
-        for path in files_in(target):
-            fsync_path(path)
-            entries[path.relative_to(work).as_posix()] = digest_file(path)
+        written = _call(writer, target)
+        if isinstance(written, FileEntry):
+            entries[name] = _seen(target, written)
+        else:
+            for path in files_in(target):
+                fsync_path(path)
+                entries[path.relative_to(work).as_posix()] = digest_file(path)
         fault(f"file {name}")
     return entries
 
 
-def _call(writer: Writer, target: Path) -> None:
+def _seen(target: Path, entry: FileEntry) -> FileEntry:
+    """The entry of a file that somebody else wrote, once it is seen here."""
+    if target.stat().st_size != entry.bytes:
+        raise OSError(errno.EIO, f"has {target.stat().st_size} bytes, {entry.bytes} were written", str(target))
+    return entry
+
+
+def _call(writer: Writer, target: Path) -> object:
     """Call a writer; a library in Rust (safetensors) hides the system's error number in its message."""
     try:
-        writer(target)
+        return writer(target)
     except OSError:
         raise
     except Exception as error:

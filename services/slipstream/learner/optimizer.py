@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from slipstream.config.schema import Config
 from slipstream.config.services import OptimizerSection
-from slipstream.learner.sharding import fill, whole
+from slipstream.learner.sharding import whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -78,22 +78,13 @@ class Optimizer:
         self._adam.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments and update counts by `name:key`, not copied."""
+        """Moments and update counts by `name:key`, not copied: overwritten in place, with `updates`, they are another
+        state that goes on as if nothing had happened in between."""
         named = {}
         for name, parameter in self._parameters.items():
             for key, value in self._adam.state.get(parameter, {}).items():
                 named[f"{name}:{key}"] = value
         return named
-
-    def load_state(self, state: Mapping[str, Tensor], updates: int) -> None:
-        """Take over what `state` returned; the next update is as if nothing had happened in between.
-
-        Raises:
-            KeyError: The state is of other parameters.
-        """
-        for name, own in self.state().items():
-            fill(own, state[name])
-        self.updates = updates
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters.values() if p.grad is not None]

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.config.services import ParallelSection
+from slipstream.config.services import LearnerSection, ParallelSection
 from slipstream.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _DISMISSAL_S = 2.0
 _KEPT = 64
 STOP = "stop"
 _STORE_PREFIX = "slipstream/work"
+_NOTE_PREFIX = "slipstream/note"
 
 
 @dataclass
@@ -56,6 +57,33 @@ class Ranks:
     def leads(self) -> bool:
         """Whether this process talks to the world."""
         return self.rank == 0
+
+    @property
+    def others(self) -> range:
+        """The ranks other than 0."""
+        return range(1, self.size)
+
+    @property
+    def first_copy(self) -> bool:
+        """Whether this rank's shards are the first of their replicas."""
+        return self.mesh is None or self.mesh.get_local_rank("replicate") == 0
+
+    def note(self, key: str, value: bytes) -> None:
+        """Tell all ranks something under a key; from any thread."""
+        _store().set(f"{_NOTE_PREFIX}/{key}", value)
+
+    def noted(self, key: str) -> bytes | None:
+        """What is told under a key, or None as long as nothing is; from any thread.
+
+        Raises:
+            RuntimeError: The store is gone, and with it the run.
+        """
+        name = f"{_NOTE_PREFIX}/{key}"
+        return bytes(_store().get(name)) if _store().check([name]) else None
+
+    def forget(self, key: str) -> None:
+        """Remove what was told."""
+        _store().delete_key(f"{_NOTE_PREFIX}/{key}")
 
     def announce(self, work: str) -> None:
         """Rank 0: call the others to a piece of common work; nothing on the others, who have been called."""
@@ -85,7 +113,7 @@ class Ranks:
     def dismiss(self) -> None:
         """Rank 0: send the others home, and wait a moment until they know, since its store ends with it."""
         self.announce(STOP)
-        heard = [f"{_STORE_PREFIX}/{self._announced}/{rank}" for rank in range(1, self.size)]
+        heard = [f"{_STORE_PREFIX}/{self._announced}/{rank}" for rank in self.others]
         deadline = time.monotonic() + _DISMISSAL_S
         while not _store().check(heard) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -131,27 +159,26 @@ class Ranks:
         return moved
 
 
-def open_ranks(settings: ParallelSection, device: str, timeout_s: float) -> Ranks:
+def open_ranks(settings: LearnerSection) -> Ranks:
     """Join the other ranks, if torchrun started this process.
 
     Args:
-        settings: How the ranks are laid out.
-        device: `learner.device`.
-        timeout_s: Deadline of each collective, seconds.
+        settings: The device, how the ranks are laid out, and the deadline of each collective.
 
     Raises:
         UserError: The number of ranks does not fit the layout, or the device is not there.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1 and settings.ranks in (None, 1):
+    parallel = settings.parallel
+    if size == 1 and parallel.ranks in (None, 1):
         return Ranks()
     from torch.distributed.device_mesh import init_device_mesh
 
-    _check(settings, size)
-    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    _check(parallel, size)
+    place = _device(settings.device, int(os.environ.get("LOCAL_RANK", "0")))
     backend = "nccl" if place.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    shape = (settings.replicate, size // settings.replicate)
+    dist.init_process_group(backend, timeout=timedelta(seconds=parallel.timeout_seconds))
+    shape = (parallel.replicate, size // parallel.replicate)
     mesh = init_device_mesh(place.type, shape, mesh_dim_names=("replicate", "shard"))
     return Ranks(dist.get_rank(), size, place, mesh)
 

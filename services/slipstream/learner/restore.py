@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.checkpoint.finding import newest_complete, prune
+from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
 from slipstream.learner.identity import IDENTITY, refuse_changed
 from slipstream.learner.lora_checkpoint import adapter_files, check_adapters
 from slipstream.learner.setup import Parts, run_terms
 from slipstream.learner.start import start_checkpoint
+from slipstream.learner.state import OPTIMIZER_FILES, weights_only
 from slipstream.ledger.records import LedgerLost, RunNotOpen
 from slipstream.prompts.build import STREAM, stream_state
 from slipstream.run_folder import read_lines
@@ -54,7 +56,7 @@ async def reopen(parts: Parts) -> Line:
         await parts.ledger.claim_learner(parts.learner)
     makers = await parts.ledger.makers()
     found = await asyncio.to_thread(
-        newest_complete, parts.folder.checkpoints, lambda path: _of_another_line(path, makers)
+        newest_complete, parts.folder.checkpoints, lambda path: _unwanted(path, makers)
     )
     for path, why in found.skipped:
         log.warning("checkpoint %s skipped: %s", path.name, why)
@@ -131,11 +133,15 @@ def write_checkpoint(
     keep = parts.config.learner.checkpoint
     write(parts.folder.checkpoints, step, writers, confirm=confirm)
     prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0)
+    if keep.keep_optimizer_last is not None:
+        thin(parts.folder.checkpoints, keep.keep_optimizer_last, OPTIMIZER_FILES)
 
 
-def _of_another_line(path: Path, makers: Mapping[int, str]) -> str:
-    """Why a checkpoint is not of this run's line, if it is not: a learner that was stopped while another one took
-    the run over may wake and finish its save."""
+def _unwanted(path: Path, makers: Mapping[int, str]) -> str:
+    """Why an exact resume cannot begin here: its optimizer is gone, or it is not of this run's line; a learner that
+    was stopped while another one took the run over may wake and finish its save."""
+    if weights_only(path):
+        return "has weights and no optimizer (learner.checkpoint.keep_optimizer_last)"
     place = json.loads((path / LINE).read_text(encoding="utf-8"))
     maker, writer = makers.get(place["step"], ""), place.get("learner", "")
     given_up = maker and writer and maker != writer

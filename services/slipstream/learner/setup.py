@@ -65,8 +65,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     await asyncio.to_thread(refuse_changed_since, folder.checkpoints, identity)
     if config.learner.start_from is not None and not any(folder.checkpoints.glob("step-*")):
         look_for_start(config.learner.start_from)
-    parallel = config.learner.parallel
-    ranks = await asyncio.to_thread(open_ranks, parallel, config.learner.device, parallel.timeout_seconds)
+    ranks = await asyncio.to_thread(open_ranks, config.learner)
     stack.callback(leave, ranks)
     trainer = await asyncio.to_thread(Trainer, config, model, ranks)
     publishing = Publishing(config, trainer, site.ledger, site.incarnation, _sizes(metrics))

@@ -91,16 +91,5 @@ def whole_on_host(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[s
             yield name, gathered.cpu()
 
 
-def fill(own: Tensor, values: Tensor) -> None:
-    """Overwrite a tensor, sharded or not, by the whole one."""
-    if is_sharded(own):
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        assert isinstance(own, DTensor)
-        values = distribute_tensor(values.to(own.device, own.dtype), own.device_mesh, own.placements)
-    with torch.no_grad():
-        own.copy_(values)
-
-
 def _dtype(name: str | None) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)

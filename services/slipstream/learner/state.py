@@ -1,27 +1,29 @@
 """The trainer's state as files of a checkpoint: safetensors and JSON, nothing that can run code.
 
-`model.safetensors` holds the weights by Hugging Face name, `trainer.safetensors` the optimizer's moments
-(`optimizer/<parameter>:<moment>`) and the random states (`rng/<device>`), `trainer.json` the counts.
+`model*.safetensors` holds the weights by Hugging Face name, `trainer*.safetensors` the optimizer's moments
+(`optimizer/<parameter>:<moment>`) and each rank's random states (`rng/<device>`), one file for each rank (`shards`);
+`trainer.json` holds the counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from slipstream.errors import RunHalted, UserError
+from slipstream.errors import UserError
+from slipstream.learner.common_save import CommonSave, PartSave, Writer
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer
-from slipstream.learner.sharding import fill, whole
+from slipstream.learner.ranks import Ranks
+from slipstream.learner.shards import RankFile, Saved, Shape, file_name
 
-MODEL, TRAINER, COUNTS = "model.safetensors", "trainer.safetensors", "trainer.json"
+MODEL, TRAINER, COUNTS = "model", "trainer", "trainer.json"
+OPTIMIZER_FILES = f"{TRAINER}*.safetensors"
 SCHEMA = 1
 
 
@@ -34,45 +36,89 @@ class Stateful(Protocol):
     nonfinite_in_a_row: int
 
 
-def writers(trainer: Stateful) -> dict[str, Callable[[Path], None]]:
-    """For each file name a function that writes it, from copies in host memory: training may go on meanwhile.
+def writers(trainer: Stateful, ranks: Ranks) -> dict[str, Writer]:
+    """For each of this rank's files a function that writes it, from copies in host memory: training may go on.
 
     Raises (when called):
         RunHalted: A tensor is not finite, so that nothing can continue from it.
     """
-    model, parts = _copied(trainer.policy.tensors()), _copied(_moving_parts(trainer))
+    model = RankFile.of(trainer.policy.tensors(), ranks.leads, ranks.first_copy)
+    moments = {f"optimizer/{name}": value for name, value in trainer.optimizer.state().items()}
+    rest = RankFile.of(moments, ranks.leads, ranks.first_copy)
+    rest.tensors.update(_random_states(trainer.policy.device))
     counts = json.dumps(_counts(trainer), indent=2) + "\n"
-    return {
-        MODEL: lambda path: _save(model, path, {"format": "pt"}),
-        TRAINER: lambda path: _save(parts, path),
-        COUNTS: lambda path: _write(path, counts),
+    own: dict[str, Writer] = {
+        file_name(MODEL, ranks.rank, ranks.size): model.save,
+        file_name(TRAINER, ranks.rank, ranks.size): rest.save,
     }
+    return own | ({COUNTS: lambda path: _write(path, counts)} if ranks.leads else {})
 
 
-def load(trainer: Stateful, folder: Path) -> None:
-    """Overwrite the trainer's state by that of a checkpoint.
+class Saves:
+    """The saves of one rank, counted alike on all of them."""
+
+    def __init__(self, ranks: Ranks, seconds: float) -> None:
+        """Args:
+        ranks: This process's place.
+        seconds: Deadline for the others' parts.
+        """
+        self._ranks = ranks
+        self._seconds = seconds
+        self._number = 0
+        self._part: PartSave | None = None
+
+    def writers(self, trainer: Stateful) -> dict[str, Writer]:
+        """Rank 0: a writer for every file of the checkpoint, its own first, which has the others begin; none on the
+        others, whose threads write."""
+        own, ranks = writers(trainer, self._ranks), self._ranks
+        self._number += 1
+        if ranks.size == 1:
+            return own
+        if not ranks.leads:
+            self.drop(self._seconds)
+            self._part = PartSave(ranks, self._number, own)
+            return {}
+        common = CommonSave(ranks, self._number, self._seconds)
+        others = {
+            file_name(stem, r, ranks.size): common.of(r) for r in ranks.others for stem in (MODEL, TRAINER)
+        }
+        return {name: common.own(writer) for name, writer in own.items()} | others
+
+    def drop(self, seconds: float = 0.0) -> None:
+        """Others than rank 0: nobody asks for the latest part any more."""
+        if self._part is not None:
+            self._part.drop(seconds)
+            self._part = None
+
+
+def load(trainer: Stateful, folder: Path, ranks: Ranks) -> None:
+    """Overwrite the trainer's state by that of a checkpoint, whichever number of ranks wrote it.
 
     Raises:
-        UserError: A file is missing or unreadable, or the checkpoint is of another model.
+        UserError: A file is missing or unreadable, the checkpoint is of another model, or its optimizer is gone.
     """
-    try:
-        counts = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
-        weights, parts = load_file(folder / MODEL), load_file(folder / TRAINER)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"checkpoint {folder} cannot be read: {error}", "resume from another one") from error
-    if counts.get("schema") != SCHEMA:
+    counts = _read_counts(folder)
+    if weights_only(folder):
         raise UserError(
-            f"checkpoint {folder} has schema {counts.get('schema')}, this version reads {SCHEMA}",
-            "resume with the version that wrote it",
+            f"checkpoint {folder} has weights and no optimizer (learner.checkpoint.keep_optimizer_last)",
+            "an exact resume needs a newer one; a new run may take it as learner.start_from",
         )
-    moments = _below(parts, "optimizer/")
-    _check_same(trainer.policy.tensors(), weights, folder)
-    _check_same(trainer.optimizer.state(), moments, folder)
+    weights, rest = Saved(folder, MODEL), Saved(folder, TRAINER, "rng/")
+    moments = {f"optimizer/{name}": value for name, value in trainer.optimizer.state().items()}
+    _check_same(trainer.policy.tensors(), weights.shapes, folder)
+    _check_same(moments, rest.shapes, folder)
     for name, value in trainer.policy.tensors().items():
-        fill(value, weights[name])
-    trainer.optimizer.load_state(moments, counts["updates"])
+        weights.fill(name, value)
+    for name, value in moments.items():
+        rest.fill(name, value)
+    trainer.optimizer.updates = counts["updates"]
     trainer.nonfinite, trainer.nonfinite_in_a_row = counts["nonfinite"], counts["nonfinite_in_a_row"]
-    _restore_random(_below(parts, "rng/"))
+    _restore_random(rest.of_rank(ranks.rank))
+
+
+def weights_only(folder: Path) -> bool:
+    """Whether a checkpoint's optimizer was taken out of it."""
+    return any(folder.glob(f"{MODEL}*.safetensors")) and not any(folder.glob(OPTIMIZER_FILES))
 
 
 def load_weights(trainer: Stateful, folder: Path) -> None:
@@ -81,21 +127,30 @@ def load_weights(trainer: Stateful, folder: Path) -> None:
     Raises:
         UserError: As `load`.
     """
-    try:
-        weights = load_file(folder / MODEL)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"checkpoint {folder} cannot be read: {error}", "start from another one") from error
-    _check_same(trainer.policy.tensors(), weights, folder)
+    weights = Saved(folder, MODEL)
+    _check_same(trainer.policy.tensors(), weights.shapes, folder)
     for name, value in trainer.policy.tensors().items():
-        fill(value, weights[name])
+        weights.fill(name, value)
 
 
-def _moving_parts(trainer: Stateful) -> dict[str, Tensor]:
-    parts = {f"optimizer/{name}": value for name, value in trainer.optimizer.state().items()}
-    parts["rng/cpu"] = torch.get_rng_state()
-    if trainer.policy.device.type == "cuda":
-        parts["rng/cuda"] = torch.cuda.get_rng_state(trainer.policy.device)
-    return parts
+def _read_counts(folder: Path) -> dict[str, Any]:
+    try:
+        counts: dict[str, Any] = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"checkpoint {folder} cannot be read: {error}", "resume from another one") from error
+    if counts.get("schema") != SCHEMA:
+        raise UserError(
+            f"checkpoint {folder} has schema {counts.get('schema')}, this version reads {SCHEMA}",
+            "resume with the version that wrote it",
+        )
+    return counts
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"rng/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["rng/cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def _restore_random(states: Mapping[str, Tensor]) -> None:
@@ -104,11 +159,10 @@ def _restore_random(states: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Tensor], folder: Path) -> None:
+def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Shape], folder: Path) -> None:
     """Nothing is overwritten before all names and shapes are known to fit."""
-    different = sorted(
-        set(own) ^ set(saved) | {n for n in set(own) & set(saved) if own[n].shape != saved[n].shape}
-    )
+    shared = own.keys() & saved.keys()
+    different = sorted(own.keys() ^ saved.keys() | {n for n in shared if tuple(own[n].shape) != saved[n]})
     if different:
         raise UserError(
             f"checkpoint {folder} is of another model: {len(different)} tensors differ, as {different[0]}",
@@ -125,25 +179,5 @@ def _counts(trainer: Stateful) -> dict[str, Any]:
     }
 
 
-def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise RunHalted(
-                f"tensor {name} is not finite, so no checkpoint is written; the newest one is from before"
-            )
-    save_file(tensors, path, metadata=metadata)
-
-
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-
-
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: whole(value.detach()).to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in tensors.items()
-    }

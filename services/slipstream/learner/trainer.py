@@ -27,6 +27,7 @@ from slipstream.errors import RunHalted
 from slipstream.learner import state
 from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored
 from slipstream.learner.collect import global_batch
+from slipstream.learner.common_save import Writer
 from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer, planned_updates
@@ -48,6 +49,7 @@ class Trainer:
         optimizer: Its optimizer.
         nonfinite: Steps skipped for a non-finite gradient, in all.
         nonfinite_in_a_row: The same since the last good step.
+        saves: Its saves, of this rank's part.
         watched: Samples of the next batch, by number, whose logprobs the report is to hold.
     """
 
@@ -79,6 +81,7 @@ class Trainer:
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
         self.watched: Collection[int] = ()
+        self.saves = state.Saves(self.ranks, config.learner.parallel.timeout_seconds)
 
     def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
         """Train on a batch of groups, once.
@@ -121,10 +124,13 @@ class Trainer:
             return self.policy.tensors()
         return dict(whole_on_host(self.policy.tensors(), self.ranks.leads))
 
-    def save_writers(self) -> dict[str, Callable[[Path], None]]:
-        """What a checkpoint holds: for each file name, a function that writes it from a copy of the present state."""
+    def save_writers(self) -> dict[str, Writer]:
+        """What a checkpoint holds: for each file name, a function that writes it from a copy of the present state.
+
+        Rank 0 gets those of all ranks; the others' copies wait, each in its own process, until one is called.
+        """
         self._call_ranks("save")
-        return state.writers(self)
+        return self.saves.writers(self)
 
     def load(self, folder: Path) -> None:
         """Continue from a checkpoint's folder; the next step is what it would have been.
@@ -133,7 +139,7 @@ class Trainer:
             UserError: The checkpoint is of another model, or lacks a file.
         """
         self._call_ranks("load", lambda: [str(folder).encode()])
-        state.load(self, folder)
+        state.load(self, folder, self.ranks)
 
     def load_weights(self, folder: Path) -> None:
         """Take over a checkpoint's weights and nothing else.

@@ -13,6 +13,7 @@ from slipstream.learner.wire import unpack_work
 from slipstream.lifecycle.life import Life, Service
 from slipstream.models.resolve import resolve
 
+_LAST_SAVE_SECONDS = 60.0  # for one that is being written; rank 0 has waited for it before it says stop
 _LOG = logging.getLogger("slipstream.learner")
 
 
@@ -21,10 +22,7 @@ def follower(config: Config) -> Service:
 
     async def service(life: Life) -> None:
         model = await asyncio.to_thread(resolve, config.model.source)
-        learner = config.learner
-        ranks = await asyncio.to_thread(
-            open_ranks, learner.parallel, learner.device, learner.parallel.timeout_seconds
-        )
+        ranks = await asyncio.to_thread(open_ranks, config.learner)
         trainer = await asyncio.to_thread(Trainer, config, model, ranks)
         _LOG.info("rank %d of %d is ready", ranks.rank, ranks.size)
         work = asyncio.ensure_future(asyncio.to_thread(follow, trainer))
@@ -52,3 +50,4 @@ def follow(trainer: Trainer) -> None:
             trainer.load(Path(ranks.share(None)[0].decode()))
         elif work == "weights":
             trainer.load_weights(Path(ranks.share(None)[0].decode()))
+    trainer.saves.drop(_LAST_SAVE_SECONDS)
