@@ -189,6 +189,12 @@ DASHBOARDS: dict[str, tuple[str, dict[str, list[Panel]]]] = {
                     ),
                     unit="s",
                 ),
+                p(
+                    "Imbalance of the learner's ranks",
+                    ("busiest over mean", per_run("learner_imbalance_ratio")),
+                    **SHARE,
+                    about="Less 1: the time that the other ranks wait for the busiest, as a share of their work.",
+                ),
             ],
             "Idle": [
                 p("Generators' slots in use", ("in use", BUSY), **SHARE),

@@ -5,9 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from slipstream.config.schema import Config
 from slipstream.learner.record import progress_line, step_record
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
+from slipstream.learner.telling import Telling
+from slipstream.run_folder import RunFolder
+from slipstream.telemetry.metrics import LearnerMetrics
 
 
 def sample(reward, **components):
@@ -61,3 +65,20 @@ def test_a_record_says_what_was_left_out():
         {"nonfinite": 2},
         0.25,
     )
+
+
+def test_how_evenly_the_ranks_were_busy_reaches_the_line_and_the_metrics(tmp_path):
+    """StepReport says it, and whoever looks for a slow rank reads steps.jsonl or the dashboard."""
+    report = StepReport(
+        stepped=True, groups=1, imbalance=0.125, micro_batches=3, model_tokens=90, padding_tokens=6
+    )
+    record = step_record(Line(5, 5), 4, [(group(sample(1.0)), None)], report, 2.0)
+    kept = {name: record[name] for name in ("imbalance", "micro_batches", "model_tokens", "padding_tokens")}
+    assert kept == {"imbalance": 0.125, "micro_batches": 3, "model_tokens": 90, "padding_tokens": 6}
+    metrics = LearnerMetrics()
+    parts = SimpleNamespace(
+        config=Config(), folder=RunFolder(tmp_path, "r"), metrics=metrics, ledger=None, sinks=None
+    )
+    shape = {"components": {}, "samples": 1, "over_bound_groups": 0.0, "over_bound_tokens": 0.0}
+    Telling(parts)._show(record | shape, None)
+    assert metrics.registry.get_sample_value("slipstream_learner_imbalance_ratio") == pytest.approx(0.125)

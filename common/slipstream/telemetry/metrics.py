@@ -162,6 +162,8 @@ class LearnerMetrics(Metrics):
         self.skipped_updates = self.counter("learner_skipped_updates_total", what, "reason")
         what = "share of the last batch's samples that carry no gradient and skipped the model"
         self.skipped_share = self.gauge("learner_skipped_samples_ratio", what)
+        what = "work of the busiest rank over the mean of all in the last step, less 1"
+        self.imbalance = self.gauge("learner_imbalance_ratio", what)
         self.checkpoint_step = self.gauge("learner_checkpoint_step", "step of the newest durable checkpoint")
         what = "time of the newest durable checkpoint, seconds since the epoch; 0 before the first"
         self.checkpoint_time = self.gauge("learner_checkpoint_timestamp_seconds", what)

@@ -117,6 +117,7 @@ class Telling:
         norm = record["gradient_norm"]
         metrics.gradient_norm.set(math.nan if norm is None else norm)
         metrics.learning_rate.set(record["learning_rate"])
+        metrics.imbalance.set(record["imbalance"])
         metrics.age_mean.set(record["age_mean"])
         metrics.age_max.set(record["age_max"])
         metrics.over_bound.set(record["over_bound_groups"])
