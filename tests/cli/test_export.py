@@ -5,7 +5,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from slipstream.checkpoint.writing import write
 
@@ -65,3 +67,28 @@ def test_validate_names_what_is_not_there(slipstream: Run, setting: str, said: s
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_adapters_on_layers_that_are_not_there_are_refused_before_anything_starts(
+    slipstream: Run, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path)
+    weights = {f"model.layers.0.{name}_proj.weight": np.zeros((2, 2), np.float32) for name in ("q", "up")}
+    save_file(weights, tmp_path / "model" / "model.safetensors")
+    for command in ("validate", "up"):
+        lora = ("learner.lora.rank=2", "learner.lora.targets=[q_proj, v_prj]")
+        done = slipstream(command, str(run / "config.yaml"), "run.name=new", *lora)
+        assert done.returncode == 2
+        assert "no linear layer 'v_prj'" in done.stderr
+        assert "this model has q_proj, up_proj" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs" / "new").exists()
+
+
+def test_the_adapters_alone_are_not_exported_of_whole_weights(slipstream: Run, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    write(run / "checkpoints", 7, {"model.safetensors": lambda path: path.write_bytes(b"after") and None})
+    done = slipstream("export", str(run), "out", "--adapter")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "whole weights" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -8,7 +8,8 @@ import torch
 from slipstream.config.data import ModelSection
 from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
-from slipstream.learner.lora import choose, without_dropout
+from slipstream.learner.lora import without_dropout
+from slipstream.learner.lora_targets import choose
 from slipstream.learner.model import Policy
 
 QUERY = "model.layers.0.self_attn.q_proj"

@@ -50,6 +50,17 @@ def resolve(source: str, cache_dir: Path | None = None) -> Path:
     raise UserError(f"model {source!r}: no such folder and no known name", hint)
 
 
+def present(source: str) -> Path | None:
+    """The folder of a model that is on this machine; None where it is not, or Hugging Face has to be asked."""
+    models, path = cache_root() / "models", Path(source).expanduser()
+    made = re.fullmatch(rf"{TINY_SORTER}(?::(\d+))?", source)
+    if source == SMOLLM2:
+        path = models / f"{SMOLLM2}-r{RECIPE}"
+    elif made:
+        path = models / f"{TINY_SORTER}-{int(made[1] or 0)}-r{RECIPE}"
+    return path if path.is_dir() else None
+
+
 def check_folder(folder: Path) -> Path:
     """Return the folder if it holds config, safetensors weights and a tokenizer.
 

@@ -17,12 +17,19 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def tensor_shapes(folder: Path) -> Shapes:
-    """Names and shapes of the tensors in the folder's files, from their headers alone."""
+    """Names and shapes of the tensors in the folder's files, from their headers alone.
+
+    Raises:
+        UserError: Names the file that cannot be read.
+    """
     shapes: Shapes = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(length))
+        except (OSError, ValueError, OverflowError, struct.error) as error:
+            raise UserError(f"model folder {folder}: {path.name} cannot be read: {error}") from None
         shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
     return shapes
 

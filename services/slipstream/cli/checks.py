@@ -7,6 +7,8 @@ from pathlib import Path
 from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.learner.lora_targets import check_targets
+from slipstream.models.resolve import present
 from slipstream.rewards.base import RewardSpec
 from slipstream.rewards.functions import load_function
 from slipstream.rewards.scorers import Scorers
@@ -34,7 +36,18 @@ def missing_files(config: Config) -> list[str]:
     source = config.model.source
     if source.startswith((".", "/", "~")) and not Path(source).expanduser().exists():
         found.append(f"model.source: no folder {source!r}; check the path")
-    return found
+    return [*found, *_unknown_targets(config)]
+
+
+def _unknown_targets(config: Config) -> list[str]:
+    """Targets of adapters that the model has not; of a model that is not here yet, the learner says so."""
+    model = present(config.model.source)
+    try:
+        if model is not None:
+            check_targets(model, config.learner.lora)
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _lacks(data: DataSection) -> bool:

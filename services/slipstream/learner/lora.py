@@ -6,19 +6,16 @@ is: `<layer>.lora_A.weight` [rank, inputs] and `<layer>.lora_B.weight` [outputs,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor, nn
 
 from slipstream.config.lora import LoraSection
-from slipstream.errors import UserError
-from slipstream.models.tensors import tensor_shapes
+from slipstream.learner.lora_targets import choose
 
 _ADAPTER = ".default.weight"  # peft's name for its only set of adapters
-_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +67,6 @@ def add_adapters(module: nn.Module, lora: LoraSection) -> Adapters | None:
     return Adapters(lora.rank, lora.numerator, lora.rslora, lora.scale, tuple(layers))
 
 
-def choose(layers: Iterable[str], targets: Iterable[str]) -> list[str]:
-    """The layers that targets name in full or by their last parts; all of them where none are named.
-
-    Raises:
-        UserError: Targets that name no layer: these, and the names that there are.
-    """
-    known, wanted = list(layers), list(targets)
-    unknown = [target for target in wanted if not any(_names(target, layer) for layer in known)]
-    if unknown or not known:
-        there = sorted({layer.rpartition(".")[2] for layer in known})
-        shown = ", ".join(there[:_SHOWN]) + (", …" if len(there) > _SHOWN else "") if there else "none"
-        raise UserError(
-            f"learner.lora.targets: no linear layer {', '.join(map(repr, unknown))} that can carry an adapter",
-            f"this model has {shown}",
-        )
-    return [layer for layer in known if not wanted or any(_names(target, layer) for target in wanted)]
-
-
-def check_targets(folder: Path, lora: LoraSection) -> None:
-    """Refuse targets that the files of a model folder do not hold, before the model is loaded.
-
-    Raises:
-        UserError: As `choose`.
-    """
-    if lora.rank is None or not lora.targets:
-        return
-    matrices = [name for name, shape in tensor_shapes(folder).items() if len(shape) == 2]
-    choose([name.removesuffix(".weight") for name in matrices], lora.targets)
-
-
 def plain_name(name: str) -> str:
     """The name that a parameter goes by outside: an adapter's, or that of the weight that peft has wrapped."""
     if name.endswith(_ADAPTER):
@@ -124,7 +91,3 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
     finally:
         for part in live:
             part.train()
-
-
-def _names(target: str, layer: str) -> bool:
-    return layer == target or layer.endswith(f".{target}")

@@ -21,7 +21,8 @@ from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
-from slipstream.learner.lora import adapter_tensors, add_adapters, check_targets, plain_name
+from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name
+from slipstream.learner.lora_targets import check_targets
 from slipstream.models.tensors import content_digest, read_tensors
 
 _LOG = logging.getLogger("slipstream.learner")
