@@ -156,6 +156,11 @@ def test_too_little_space_is_refused_with_the_numbers_and_the_mend(tmp_path, pla
     assert list(tmp_path.iterdir()) == []
 
 
+def test_no_shared_memory_at_all_is_a_mistake_with_its_mend(tmp_path, plain_layout, monkeypatch):
+    with pytest.raises(UserError, match=r"no shared memory.*cannot be written \(No such file.*--shm-size"):
+        ShmPublisher("run", 1, plain_layout, directory=tmp_path / "absent")
+
+
 def test_a_second_live_publisher_of_one_incarnation_is_refused(publisher, tmp_path, plain_layout, model):
     publisher.publish(1, model())
     with pytest.raises(UserError, match="is alive"):

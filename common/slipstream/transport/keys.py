@@ -79,7 +79,9 @@ def load(path: Path) -> KeyPair:
         mode = path.stat().st_mode
         text = path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: no readable key file: {error}", "make one with `slipstream keys`") from None
+        reason = error.strerror if isinstance(error, OSError) else "not ASCII"
+        mend = f"make one with `slipstream keys {path.parent}`, or change network.keys"
+        raise UserError(f"{path}: no readable key file ({reason})", mend) from None
     if stat.S_IMODE(mode) & 0o007:
         raise UserError(f"{path}: mode {stat.S_IMODE(mode):04o} lets everyone read it", f"chmod 600 {path}")
     fields = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line and line[0] != "#")

@@ -84,12 +84,22 @@ class PublisherLock:
 
     Raises:
         HeldError: Another process holds it.
+        UserError: The directory is not there or cannot be written.
     """
 
     def __init__(self, directory: Path, prefix: str) -> None:
         self._path = directory / f"{prefix}.lock"
         while True:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    raise _full(directory, 1, free_bytes(directory)) from error
+                raise UserError(
+                    f"no shared memory for weights: {directory} cannot be written ({error.strerror})",
+                    "mount a writable tmpfs there (docker: --shm-size or shm_size; Kubernetes: an emptyDir with "
+                    "medium Memory)",
+                ) from error
             if not try_lock(self._fd, fcntl.LOCK_EX):
                 os.close(self._fd)
                 raise HeldError(
