@@ -156,7 +156,7 @@ def test_too_little_space_is_refused_with_the_numbers_and_the_mend(tmp_path, pla
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_shared_memory_at_all_is_a_mistake_with_its_mend(tmp_path, plain_layout, monkeypatch):
+def test_no_shared_memory_at_all_is_a_mistake_with_its_mend(tmp_path, plain_layout):
     with pytest.raises(UserError, match=r"no shared memory.*cannot be written \(No such file.*--shm-size"):
         ShmPublisher("run", 1, plain_layout, directory=tmp_path / "absent")
 
