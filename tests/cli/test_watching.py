@@ -20,7 +20,7 @@ from slipstream.cli.state import Look, StepsFile
 from slipstream.cli.top import Watcher, rates_between
 from slipstream.errors import LedgerError
 from slipstream.ledger.counts import Audit, Counts
-from slipstream.ledger.records import MemberInfo, RunState, RunTerms
+from slipstream.ledger.records import RunState, RunTerms
 from slipstream.run_folder import RunFolder, append_line
 
 COUNTERS = {
@@ -59,20 +59,6 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def member(name: str, role: str, version: int = -1, **detail: float) -> MemberInfo:
-    return MemberInfo(
-        id=name,
-        role=role,
-        endpoint="",
-        metrics_port=9,
-        host="h",
-        pid=1,
-        incarnation="i",
-        version=version,
-        detail=detail,
-    )
-
-
 @pytest.fixture
 def state() -> RunState:
     return RunState(
@@ -92,7 +78,7 @@ def state() -> RunState:
 
 
 @pytest.fixture
-def look(state, tmp_path) -> Look:
+def look(state, tmp_path, member) -> Look:
     members = [
         member("rollout-0", "rollout", 4, tokens=100, groups=5, load=6, slots=8),
         member("rollout-1", "rollout", 1, tokens=50, groups=2, load=2, slots=8),
@@ -154,7 +140,7 @@ def test_status_as_json_says_what_limits_and_what_is_missing(look):
     ]
 
 
-def test_rates_are_differences_of_one_life(look):
+def test_rates_are_differences_of_one_life(look, member):
     first = replace(look, members=[member("rollout-0", "rollout", 4, up=1.0, tokens=100, groups=5)])
     later = replace(
         look,
@@ -167,7 +153,7 @@ def test_rates_are_differences_of_one_life(look):
     assert rates_between(later, later) == {}
 
 
-async def test_a_rate_stands_until_its_process_tells_something_new(look):
+async def test_a_rate_stands_until_its_process_tells_something_new(look, member):
     """Processes tell of themselves less often than one looks."""
     watcher = Watcher(FakeLedger(), look)  # type: ignore[arg-type]
     for up, tokens in ((1.0, 0.0), (3.0, 200.0), (3.0, 200.0)):

@@ -4,24 +4,6 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.cli.weights import compare
-from slipstream.ledger.records import MemberInfo
-
-
-def member(name, role, version, **detail):
-    return MemberInfo(
-        id=name,
-        role=role,
-        endpoint="",
-        metrics_port=0,
-        host="h",
-        pid=1,
-        incarnation="i",
-        version=version,
-        detail=detail,
-    )
-
-
-LEARNER = member("learner", "learner", 4, fingerprints={"3": "aaa", "4": "bbb"})
 
 
 @pytest.mark.parametrize(
@@ -34,9 +16,12 @@ LEARNER = member("learner", "learner", 4, fingerprints={"3": "aaa", "4": "bbb"})
         (-1, "", "serves nothing yet", True),
     ],
 )
-def test_a_replica_is_held_against_the_version_that_it_says_it_serves(version, fingerprint, verdict, same):
+def test_a_replica_is_held_against_the_version_that_it_says_it_serves(
+    version, fingerprint, verdict, same, member
+):
+    learner = member("learner", "learner", 4, fingerprints={"3": "aaa", "4": "bbb"})
     replica = member("rollout-0", "rollout", version, fingerprint=fingerprint, deviation=0.0012)
-    lines, found = compare([replica], [LEARNER])
+    lines, found = compare([replica], [learner])
     assert found == same
     assert "version      4 bbb" in lines[0]
     assert verdict in lines[1]

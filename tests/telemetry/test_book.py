@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 
 from slipstream.errors import LedgerError
 from slipstream.ledger.counts import Counts
-from slipstream.ledger.records import MemberInfo, RunState, RunTerms
+from slipstream.ledger.records import RunState, RunTerms
 from slipstream.lifecycle.life import Life
 from slipstream.telemetry import book as book_module
 from slipstream.telemetry.book import BookMetrics, Page
@@ -26,21 +26,8 @@ COUNTERS = {
 }
 
 
-def member(name: str, version: int = -1, role: str = "rollout", incarnation: str = "a") -> MemberInfo:
-    return MemberInfo(
-        id=name,
-        role=role,
-        endpoint="",
-        metrics_port=0,
-        host="",
-        pid=0,
-        incarnation=incarnation,
-        version=version,
-    )
-
-
 @pytest.fixture
-def page() -> Page:
+def page(member) -> Page:
     state = RunState(
         terms=RunTerms(run_id="r", dataset_fingerprint="f", prompts=9, seed=0),
         version=5,
@@ -55,7 +42,7 @@ def page() -> Page:
         lost_versions=[],
         changed=[],
     )
-    members = [member("rollout-0", 5), member("rollout-1", 3), member("rollout-2")]
+    members = [member("rollout-0", version=5), member("rollout-1", version=3), member("rollout-2")]
     return Page(Counts.read(7, COUNTERS), state, members, (100, 0))
 
 
@@ -90,7 +77,7 @@ def test_a_book_that_does_not_add_up_shows_by_how_much(page):
     assert shown(metrics)["slipstream_ledger_imbalance_groups"] == 1
 
 
-def test_a_restart_is_counted_once(page):
+def test_a_restart_is_counted_once(page, member):
     metrics = Metrics()
     book = BookMetrics(metrics)
     for incarnation in ("a", "a", "b"):

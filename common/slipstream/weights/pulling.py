@@ -24,11 +24,11 @@ from slipstream.weights import segments
 from slipstream.weights.arriving import Verifier
 from slipstream.weights.base import Bytes, Puller, Server
 from slipstream.weights.delta import apply
-from slipstream.weights.digests import bucket_digest, bucket_digests, compare, verify
+from slipstream.weights.digests import bucket_digest, bucket_digests, compare
 from slipstream.weights.manifest import DeltaOffer, Layout, Manifest, check_manifest, mismatches
 from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber, ShmWeights, map_version
+from slipstream.weights.shm_reader import ShmSubscriber, ShmWeights, map_verified, map_version
 
 log = logging.getLogger("slipstream.weights")
 SHARE_SECONDS = 30.0
@@ -149,13 +149,7 @@ class PullSubscriber:
         stored = self._stored(manifest)
         if not ShmSubscriber.present(self._directory, stored):
             return None
-        weights = ShmWeights(manifest, map_version(self._directory, stored))
-        try:
-            verify(weights.data, manifest, self._pool)
-        except WeightsError:
-            weights.release()
-            raise
-        return weights
+        return map_verified(self._directory, stored, manifest, self._pool)
 
     def _pull(self, manifest: Manifest) -> ShmWeights:
         assert self._buffers is not None

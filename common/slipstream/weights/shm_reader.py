@@ -97,13 +97,7 @@ class ShmSubscriber:
         check_manifest(manifest)
         if self._expected and (problems := mismatches(self._expected, manifest.layout)):
             raise WeightsError(f"version {manifest.version} does not fit the model: " + "; ".join(problems))
-        weights = ShmWeights(manifest, map_version(self._directory, manifest))
-        try:
-            verify(weights.data, manifest, self._pool)
-        except WeightsError:
-            weights.release()
-            raise
-        return weights
+        return map_verified(self._directory, manifest, manifest, self._pool)
 
     def forget(self) -> None:
         """Nothing is kept between fetches."""
@@ -116,6 +110,23 @@ class ShmSubscriber:
     def close(self) -> None:
         """End the threads; harmless when repeated."""
         self._pool.shutdown()
+
+
+def map_verified(
+    directory: Path, stored: Manifest, manifest: Manifest, pool: ThreadPoolExecutor
+) -> ShmWeights:
+    """Map a version that lies here as `stored` says, and verify every bucket against its manifest.
+
+    Raises:
+        WeightsError: It is gone, torn or corrupted; nothing of it is used.
+    """
+    weights = ShmWeights(manifest, map_version(directory, stored))
+    try:
+        verify(weights.data, manifest, pool)
+    except WeightsError:
+        weights.release()
+        raise
+    return weights
 
 
 def map_version(directory: Path, manifest: Manifest) -> mmap.mmap:
