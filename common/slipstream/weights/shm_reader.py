@@ -112,9 +112,7 @@ class ShmSubscriber:
         self._pool.shutdown()
 
 
-def map_verified(
-    directory: Path, stored: Manifest, manifest: Manifest, pool: ThreadPoolExecutor
-) -> ShmWeights:
+def map_verified(directory: Path, stored: Manifest, manifest: Manifest, pool: ThreadPoolExecutor) -> ShmWeights:
     """Map a version that lies here as `stored` says, and verify every bucket against its manifest.
 
     Raises:
