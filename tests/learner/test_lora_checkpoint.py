@@ -14,8 +14,9 @@ from slipstream.config.data import ModelSection
 from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
 from slipstream.learner.lora_checkpoint import FILE, adapter_files, check_adapters, read_adapter
-from slipstream.learner.lora_export import write_merged, write_peft
+from slipstream.learner.lora_export import adapter_weights, write_merged, write_peft
 from slipstream.learner.model import Policy
+from slipstream.learner.shards import RankFile, file_name
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 LORA = {"lora": {"rank": 4, "rslora": True, "targets": ["q_proj", "v_proj", "down_proj"]}}
@@ -110,6 +111,19 @@ def test_peft_loads_the_adapters_alone(saved, llama_folder, tmp_path):
     settings = json.loads((tmp_path / "adapter_config.json").read_text())
     assert sorted(settings["target_modules"]) == ["down_proj", "q_proj", "v_proj"]
     assert (settings["r"], settings["use_rslora"]) == (4, True)
+
+
+def test_what_two_ranks_saved_is_exported_whole(saved):
+    trainer, checkpoint = saved
+    whole = {name: value.clone() for name, value in trainer.tensors().items()}
+    (checkpoint / "model.safetensors").unlink()
+    for rank, part in enumerate((slice(0, 1), slice(1, None))):
+        rows = {name: (part.start, tuple(value.shape)) for name, value in whole.items()}
+        mine = {name: value[part].clone() for name, value in whole.items()}
+        RankFile(mine, rows).save(checkpoint / file_name("model", rank, 2))
+    found = adapter_weights(checkpoint)
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], value) for name, value in whole.items())
 
 
 def test_layers_that_no_last_part_selects_are_named_in_full(make_trainer, llama_folder, tmp_path):

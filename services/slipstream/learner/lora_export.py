@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import UserError, install
+from slipstream.learner.shards import Saved
 from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
 from slipstream.weights.merging import merge_all
 
@@ -66,8 +67,12 @@ def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: P
 
 
 def adapter_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The adapters of a checkpoint by name."""
-    return load_file(checkpoint / "model.safetensors")
+    """The adapters of a checkpoint by name, whole, whichever ranks wrote them."""
+    saved, found = Saved(checkpoint, "model"), {}
+    for name, shape in saved.shapes.items():
+        found[name] = torch.empty(shape, dtype=torch.float32)
+        saved.fill(name, found[name])
+    return found
 
 
 def _shortest(layers: list[str], model: Path) -> list[str]:
