@@ -54,6 +54,7 @@ def tally(
     maxima = {"ratio": _max(ratio_BT, mask_BT), "weight": _max(weight_BT, mask_BT)}
     if part.sampler_BT is not None:
         sums |= _against_sampler(terms.log_u_BT, corrected.raw_BT, log_rho_BT, mask_BT)
+        sums |= _inside_bound(corrected.raw_BT, part.fresh_BT)
         maxima["raw"] = _max(corrected.raw_BT, mask_BT)
     if kl_BT is not None:
         sums |= {"kl": _sum(kl_BT, part.fresh_BT), "kl_tokens": part.fresh_BT.sum()}
@@ -80,6 +81,14 @@ def _against_sampler(
         "sequence_raw_square": sequence_N.square().sum(),
         "mismatch_k1": -_sum(log_u_BT, mask_BT),
         "mismatch_k3": _sum(log_u_BT.expm1() - log_u_BT, mask_BT),
+    }
+
+
+def _inside_bound(raw_BT: Tensor, fresh_BT: Tensor) -> dict[str, Tensor | float]:
+    return {
+        "fresh_tokens": fresh_BT.sum(),
+        "fresh_raw": _sum(raw_BT, fresh_BT),
+        "fresh_raw_square": _sum(raw_BT.double().square(), fresh_BT),
     }
 
 

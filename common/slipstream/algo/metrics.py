@@ -63,6 +63,11 @@ METRICS: tuple[Metric, ...] = (
     _share("masked_age_ratio", "masked_age", "tokens_batch", "Share of tokens masked because of their age"),
     _share("kept_sequences_ratio", "kept_sequences", "sequences", "Share of sequences with a weight left"),
     Metric("effective_tokens_ratio", "Effective sample size over tokens, as a share of them", top="ess_token"),
+    Metric(
+        "effective_fresh_ratio",
+        "Effective sample size over tokens inside the age bound, as a share",
+        top="ess_fresh",
+    ),
     Metric("effective_sequences_ratio", "Effective sample size over sequences, as a share", top="ess_sequence"),
     _share("mismatch_k1_nats", "mismatch_k1", "sampler_tokens", "KL(sampler||learner), k1 estimate, per token"),
     _share("mismatch_k3_nats", "mismatch_k3", "sampler_tokens", "KL(sampler||learner), k3 estimate, per token"),
@@ -91,7 +96,10 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 
-_EFFECTIVE = ("raw_square", "sequence_raw", "sequence_raw_square", "sampler_sequences")
+_EFFECTIVE = (
+    *("raw_square", "sequence_raw", "sequence_raw_square", "sampler_sequences"),
+    *("fresh_raw", "fresh_raw_square", "fresh_tokens"),
+)
 _NAMED = {name for m in METRICS for name in (m.top, m.bottom) if name and not name.startswith("ess_")}
 SUMS: tuple[str, ...] = (*sorted(_NAMED), *_EFFECTIVE)
 MAXIMA: tuple[str, ...] = tuple(m.maximum for m in METRICS if m.maximum)
@@ -125,6 +133,7 @@ def finish_metrics(tally: Tally) -> dict[str, float]:
     sums = dict(zip(SUMS, tally.sums.tolist(), strict=True))
     maxima = dict(zip(MAXIMA, tally.maxima.tolist(), strict=True))
     sums["ess_token"] = _effective(sums["raw"], sums["raw_square"], sums["sampler_tokens"])
+    sums["ess_fresh"] = _effective(sums["fresh_raw"], sums["fresh_raw_square"], sums["fresh_tokens"])
     sums["ess_sequence"] = _effective(
         sums["sequence_raw"], sums["sequence_raw_square"], sums["sampler_sequences"]
     )

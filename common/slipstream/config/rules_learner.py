@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slipstream.config.governor import governor_refusals
 from slipstream.config.schema import Config
 
 
@@ -14,4 +15,5 @@ def step_refusals(config: Config) -> list[str]:
             f"learner.n_mini {n_mini} does not divide batch.groups {groups}, so the parts of a batch would differ in "
             "size and their groups in weight; choose a divisor"
         )
-    return found
+    stale = config.staleness
+    return [*found, *governor_refusals(config.learner.governor, stale.policy, stale.max_staleness)]

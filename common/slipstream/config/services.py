@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from slipstream.config.base import Section, setting, sub
+from slipstream.config.governor import GovernorSection
 from slipstream.config.lora import LoraSection
 from slipstream.staleness import Policy
 
@@ -172,6 +173,7 @@ class LearnerSection(Section):
     optimizer: OptimizerSection = sub(OptimizerSection, "the optimizer")
     checkpoint: CheckpointSection = sub(CheckpointSection, "checkpoints")
     parallel: ParallelSection = sub(ParallelSection, "several ranks")
+    governor: GovernorSection = sub(GovernorSection, "reaction to a small effective sample size")
     lora: LoraSection = sub(LoraSection, "low-rank adapters instead of all weights")
     start_from: str | None = setting(
         None,

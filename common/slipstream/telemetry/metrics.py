@@ -162,6 +162,10 @@ class LearnerMetrics(Metrics):
         self.skipped_updates = self.counter("learner_skipped_updates_total", what, "reason")
         what = "share of the last batch's samples that carry no gradient and skipped the model"
         self.skipped_share = self.gauge("learner_skipped_samples_ratio", what)
+        what = "factor on the learning rate for a small effective sample size; 0 without a governor"
+        self.governor_factor = self.gauge("learner_governor_factor_ratio", what)
+        what = "age up to which tokens of the next step keep their weight; 0 without a governor"
+        self.governor_bound = self.gauge("learner_governor_bound_versions", what)
         what = "work of the busiest rank over the mean of all in the last step, less 1"
         self.imbalance = self.gauge("learner_imbalance_ratio", what)
         self.checkpoint_step = self.gauge("learner_checkpoint_step", "step of the newest durable checkpoint")
@@ -182,6 +186,11 @@ class LearnerMetrics(Metrics):
         self.over_bound = self.gauge("learner_over_bound_groups_ratio", what)
         what = "share of the last step's tokens over staleness.max_staleness; with weight only under pace"
         self.tokens_over_bound = self.gauge("learner_over_bound_tokens_ratio", what)
+        self._reported: dict[str, Gauge] = {}
+        self._make_pipeline()
+
+    def _make_pipeline(self) -> None:
+        """Where the time goes, and what travels."""
         what = "seconds that the last steps' work takes this stage by itself, a step"
         self.stage_seconds = self.gauge("pipeline_stage_seconds", what, "stage")
         what = (
@@ -193,7 +202,6 @@ class LearnerMetrics(Metrics):
         self.version_bytes = self.gauge("weights_version_bytes", "bytes of one version")
         what = "bytes that a replica with the version before has to fetch, as a share of all; 1 without deltas"
         self.delta = self.gauge("weights_delta_ratio", what)
-        self._reported: dict[str, Gauge] = {}
 
     def checkpoint(self, step: int, seconds: float) -> None:
         """A checkpoint is durable; what the learner itself waited for it is the part `checkpoint` of its steps."""

@@ -20,6 +20,7 @@ class Optimizer:
 
     Attributes:
         updates: Updates made so far; the schedule's clock.
+        factor: On the scheduled rate of the next update.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Optimizer:
         total: Updates of the whole run, for schedules that end.
         """
         self.updates = 0
+        self.factor = 1.0
         self._parameters = dict(parameters)
         self._settings = settings
         self._total = total
@@ -52,7 +54,8 @@ class Optimizer:
     @property
     def learning_rate(self) -> float:
         """Rate of the next update."""
-        return self._settings.learning_rate * schedule_share(self._settings, self.updates, self._total)
+        share = schedule_share(self._settings, self.updates, self._total)
+        return self._settings.learning_rate * share * self.factor
 
     def gradient_norm(self) -> float:
         """Norm of all gradients together; not finite when any of them is not, and 0 when there are none."""

@@ -52,6 +52,7 @@ def step_record(
         "micro_batches": report.micro_batches,
         "imbalance": round(report.imbalance, 4),
         "learning_rate": report.learning_rate,
+        "governor": report.governor,
         "gradient_norm": report.gradient_norm if math.isfinite(report.gradient_norm) else None,
         "seconds": round(seconds, 4),
         "parts": {name: round(value, 4) for name, value in report.seconds.items()},

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from slipstream.learner.batch import Rows, cost
 from slipstream.learner.packing import row_length
@@ -45,6 +45,7 @@ class StepReport:
         micro_batches: Forward passes of a rank; all ranks make as many.
         imbalance: Cost of the busiest rank over the mean of all, less 1; of several parts the largest.
         metrics: Values by their exported name; the loss is the mean over parts.
+        governor: What the governor did to this step and made of its effective sample size; empty when it is off.
         seconds: Wall seconds of `build`, `forward`, `backward` and `optimizer`.
         cpu_seconds: The same in CPU seconds of this process.
         logprobs: The learner's, of the samples that were watched and went through the model, by their number.
@@ -69,6 +70,7 @@ class StepReport:
     micro_batches: int = 0
     imbalance: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
+    governor: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)

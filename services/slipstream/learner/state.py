@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slipstream.errors import UserError
 from slipstream.learner.common_save import CommonSave, PartSave, Writer
+from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.ranks import Ranks
@@ -34,6 +35,7 @@ class Stateful(Protocol):
     optimizer: Optimizer
     nonfinite: int
     nonfinite_in_a_row: int
+    governor: Governor
 
 
 def writers(trainer: Stateful, ranks: Ranks) -> dict[str, Writer]:
@@ -113,6 +115,7 @@ def load(trainer: Stateful, folder: Path, ranks: Ranks) -> None:
         rest.fill(name, value)
     trainer.optimizer.updates = counts["updates"]
     trainer.nonfinite, trainer.nonfinite_in_a_row = counts["nonfinite"], counts["nonfinite_in_a_row"]
+    trainer.governor.restore(counts.get("age_bound"))
     _restore_random(rest.of_rank(ranks.rank))
 
 
@@ -176,6 +179,7 @@ def _counts(trainer: Stateful) -> dict[str, Any]:
         "updates": trainer.optimizer.updates,
         "nonfinite": trainer.nonfinite,
         "nonfinite_in_a_row": trainer.nonfinite_in_a_row,
+        "age_bound": trainer.governor.bound,
     }
 
 

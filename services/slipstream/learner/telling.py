@@ -118,6 +118,9 @@ class Telling:
         metrics.gradient_norm.set(math.nan if norm is None else norm)
         metrics.learning_rate.set(record["learning_rate"])
         metrics.imbalance.set(record["imbalance"])
+        if governor := record["governor"]:
+            metrics.governor_factor.set(governor["factor"])
+            metrics.governor_bound.set(governor["next_bound"])
         metrics.age_mean.set(record["age_mean"])
         metrics.age_max.set(record["age_max"])
         metrics.over_bound.set(record["over_bound_groups"])

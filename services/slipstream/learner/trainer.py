@@ -29,6 +29,7 @@ from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored
 from slipstream.learner.collect import global_batch
 from slipstream.learner.common_save import Writer
 from slipstream.learner.cutting import Cutter, Part
+from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer, planned_updates
 from slipstream.learner.ranks import Ranks
@@ -50,6 +51,7 @@ class Trainer:
         nonfinite: Steps skipped for a non-finite gradient, in all.
         nonfinite_in_a_row: The same since the last good step.
         saves: Its saves, of this rank's part.
+        governor: What its effective sample size changes.
         watched: Samples of the next batch, by number, whose logprobs the report is to hold.
     """
 
@@ -81,6 +83,7 @@ class Trainer:
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
         self.watched: Collection[int] = ()
+        self.governor = Governor.of(config)
         self.saves = state.Saves(self.ranks, config.learner.parallel.timeout_seconds)
 
     def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
@@ -112,6 +115,7 @@ class Trainer:
             mini = only(self._spec, prepared, batch.groups_B, part.groups)
             tally = tally.merge(self._mini_step(mini, part, report))
         report.measured(finish_metrics(tally))
+        report.governor = self.governor.decide(report.metrics)
         return report.ended()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -159,7 +163,7 @@ class Trainer:
 
     def _prepared(self, groups: Scored, version: int, lost: Lost, report: StepReport) -> tuple[Prepared, Batch]:
         stale = self._config.staleness
-        max_age = stale.max_staleness if masks_over_bound(stale.policy) else None
+        max_age = self.governor.bound if masks_over_bound(stale.policy) else None
         batch = global_batch(groups, version, max_age, self._component_weights(), lost)
         prepared = prepare(self._spec, batch)
         gradient_B = prepared.gradient_B
@@ -197,6 +201,7 @@ class Trainer:
         except NonFiniteError as error:
             return self._skip_nonfinite(report, str(error))
         report.measured_parts += 1
+        self.optimizer.factor = self.governor.weigh(tally)
         with report.timed("optimizer"):
             self._update(report)
         return tally
