@@ -7,6 +7,7 @@ pickle and no code: any msgpack client can read the header, and the arrays need 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -49,6 +50,7 @@ __all__ = [
     "decode_header",
     "encode_group",
     "encode_header",
+    "encode_scored",
     "expand_versions",
 ]
 
@@ -186,6 +188,16 @@ def encode_header(header: msgspec.Struct) -> bytes:
     return frame
 
 
+def encode_scored(group: Group, frames: Frames) -> list[Frame]:
+    """Frames of a group that came as `frames` and of which only the header has changed: the arrays go on as they are.
+
+    Raises:
+        MessageError: A reward that is no number, or something that cannot be encoded.
+    """
+    check_samples(group)
+    return [encode_header(group), *frames[1:]]
+
+
 def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
     """Read and check the frames of a group; the arrays are views on the frames.
 
@@ -227,10 +239,7 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
     Raises:
         MessageError: The first thing that does not fit, with its path.
     """
-    if not 0 < len(group.samples) <= MAX_SAMPLES:
-        raise MessageError(f"samples: {len(group.samples)} samples, 1 to {MAX_SAMPLES} allowed")
-    for index, sample in enumerate(group.samples):
-        _check_sample(sample, f"samples[{index}]")
+    check_samples(group)
     for name in ("generate_seconds", "score_seconds", "columns"):
         check_finite(getattr(group, name), name)
     tokens = group.token_count
@@ -244,6 +253,14 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
     for name, ids in (("prompt_ids", arrays.prompt_ids), ("token_ids", arrays.token_ids)):
         if len(ids) and ids.min() < 0:
             raise MessageError(f"{name}[{int(ids.argmin())}]: {ids.min()} is no token id")
+
+
+def check_samples(group: Group) -> None:
+    """Check what the header says of the samples; raises `MessageError`."""
+    if not 0 < len(group.samples) <= MAX_SAMPLES:
+        raise MessageError(f"samples: {len(group.samples)} samples, 1 to {MAX_SAMPLES} allowed")
+    for index, sample in enumerate(group.samples):
+        _check_sample(sample, index)
 
 
 def check_run(header: OfRun, run: str | None) -> None:
@@ -264,14 +281,20 @@ def expand_versions(versions: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64
     return np.repeat(np.asarray(values, dtype=np.int64), counts)
 
 
-def _check_sample(sample: Sample, path: str) -> None:
-    counted = sum(count for _, count in sample.versions)
-    if sample.tokens < 0 or counted != sample.tokens:
-        raise MessageError(f"{path}.versions: stamps {counted} tokens, the sample has {sample.tokens}")
-    if any(version < 0 or count <= 0 for version, count in sample.versions):
-        raise MessageError(f"{path}.versions: versions are >= 0 and counts > 0")
-    check_finite(sample.reward, f"{path}.reward")
-    check_finite(sample.components, f"{path}.components")
+def _check_sample(sample: Sample, index: int) -> None:
+    """Each process on a group's way does this for every sample, so paths are made for errors alone."""
+    counted = 0
+    for version, count in sample.versions:
+        if version < 0 or count <= 0:
+            raise MessageError(f"samples[{index}].versions: versions are >= 0 and counts > 0")
+        counted += count
+    if counted != sample.tokens:
+        problem = f"stamps {counted} tokens, the sample has {sample.tokens}"
+        raise MessageError(f"samples[{index}].versions: {problem}")
+    for name, value in (("", sample.reward), *sample.components.items()):
+        if value is not None and not math.isfinite(value):
+            path = f"components.{name}" if name else "reward"
+            raise MessageError(f"samples[{index}].{path}: {value} is not finite")
 
 
 def refuse_other_schema(frame: Frame, ours: int, what: str = "") -> None:

@@ -53,6 +53,7 @@ class Ledger(RunCalls, MemberCalls, TicketCalls, StepCalls, EvalCalls, BookCalls
 
     async def close(self) -> None:
         """Close the sockets; what this process holds stays its own until its lease runs out."""
+        await self._scored.close()
         await self._book.close()
 
     async def __aenter__(self) -> Ledger:

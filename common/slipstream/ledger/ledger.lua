@@ -663,7 +663,26 @@ local function refuse_gone(record)
   refuse('FENCED', string.format('ticket %d attempt %d is %s', record.number, record.attempt, label_of(record)))
 end
 
-define('scored', WRITES, function(number, attempt, tokens)
+-- Several at once, each with an answer of its own: empty, or the code and the reason of a refusal. A refusal comes
+-- before the first write, so the others are whole.
+local function each(transition)
+  return function(groups)
+    local answers = {}
+    for i, group in ipairs(groups) do
+      local ok, problem = pcall(transition, unpack(group))
+      if ok then
+        answers[i] = {'', ''}
+      elseif type(problem) == 'table' and problem.code then
+        answers[i] = {problem.code, problem.message}
+      else
+        error(problem)
+      end
+    end
+    return answers
+  end
+end
+
+define('scored_all', WRITES, each(function(number, attempt, tokens)
   local record = held(number, attempt)
   if STORED[record.state] or record.state == 'scored' then return end   -- late or repeated: nothing to add
   if record.state ~= 'rolling' then refuse_gone(record) end
@@ -671,7 +690,7 @@ define('scored', WRITES, function(number, attempt, tokens)
   local deadline = now + opened().ticket_deadline_ms   -- transport and storing get a deadline of their own
   redis.call('ZADD', key('deadlines'), deadline, number)
   move(record, 'scored', {tokens = tokens, deadline = deadline})
-end)
+end))
 
 local function buffered(number, attempt, shard, oldest, newest, tokens, informative, bytes)
   local record = held(number, attempt)
@@ -698,23 +717,7 @@ local function buffered(number, attempt, shard, oldest, newest, tokens, informat
 end
 
 define('buffered', WRITES, buffered)
-
--- Several at once, each with an answer of its own: empty, or the code and the reason of a refusal. A refusal comes
--- before the first write, so the others are whole.
-define('buffered_all', WRITES, function(groups)
-  local answers = {}
-  for i, group in ipairs(groups) do
-    local ok, problem = pcall(buffered, unpack(group))
-    if ok then
-      answers[i] = {'', ''}
-    elseif type(problem) == 'table' and problem.code then
-      answers[i] = {problem.code, problem.message}
-    else
-      error(problem)
-    end
-  end
-  return answers
-end)
+define('buffered_all', WRITES, each(buffered))
 
 define('fail', WRITES, function(number, attempt, reason, retry, detail)
   local asked = attempt .. '|' .. reason .. '|' .. retry .. '|'

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from slipstream.ledger.base import LedgerCalls
-from slipstream.ledger.connection import refusal
+from slipstream.ledger.batching import Batch
+from slipstream.ledger.connection import Connection, refusal
 from slipstream.ledger.records import Failure, State, Ticket, check_reason
 
 
@@ -38,6 +39,10 @@ class TicketCalls(LedgerCalls):
     """Calls about one ticket, fenced by its attempt: FencedError means that another attempt has taken over, or
     that the ticket is closed; discard the group.
     """
+
+    def __init__(self, book: Connection) -> None:
+        super().__init__(book)
+        self._scored = Batch(self._scored_all)
 
     async def admit(
         self,
@@ -96,8 +101,15 @@ class TicketCalls(LedgerCalls):
         return await self._book.call(bool, "hand_over", ticket, attempt, tokens, limit, to, blobs=(partial,))
 
     async def scored(self, ticket: int, attempt: int, tokens: int = 0) -> None:
-        """The group has its rewards (rolling → scored); its deadline begins anew."""
-        await self._book.do("scored", ticket, attempt, tokens)
+        """The group has its rewards (rolling → scored); its deadline begins anew.
+
+        Calls that are made while one is on its way go together.
+        """
+        await self._scored.call(ticket, attempt, tokens)
+
+    async def _scored_all(self, groups: Sequence[Sequence[Any]]) -> list[Exception | None]:
+        answers = await self._book.call(list[tuple[str, str]], "scored_all", list(groups))
+        return [refusal(code, message) if code else None for code, message in answers]
 
     async def buffered(
         self,

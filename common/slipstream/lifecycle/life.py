@@ -87,10 +87,12 @@ class Life:
         """
         task = asyncio.create_task(_with_fault(name, work), name=name)
         self._tasks[task] = name
-        task.add_done_callback(lambda done: self._ended(done, endless))
-        task.add_done_callback(
-            lambda _: work.close()
-        )  # a task that was cancelled before it began has not begun it
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            work.close()  # a task that was cancelled before it began has not begun it
+            self._ended(done, endless)
+
+        task.add_done_callback(ended)
         return task
 
     async def end_tasks(self) -> None:

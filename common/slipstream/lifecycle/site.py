@@ -210,15 +210,7 @@ async def open_site(
 
 async def arrivals(receiver: Receiver, life: Life) -> AsyncIterator[Delivery]:
     """Each delivery until the process is asked to stop; what comes later stays with its sender."""
-    stop = asyncio.create_task(life.wait_for_stop())
-    arrival = asyncio.create_task(receiver.receive())
-    try:
-        while not life.stopping:
-            await asyncio.wait({arrival, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not arrival.done():
-                return
-            delivery, arrival = arrival.result(), asyncio.create_task(receiver.receive())
+    while not life.stopping:
+        delivery = receiver.receive_nowait() or await life.unless_stopped(receiver.receive())
+        if delivery is not None:
             yield delivery
-    finally:
-        stop.cancel()
-        arrival.cancel()

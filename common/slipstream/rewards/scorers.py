@@ -44,19 +44,25 @@ class Scorer:
         if self.pool is not None and self.whole_group:
             outcomes = await self.pool.score(prompt, completions, columns)
         else:
-            outcomes = await asyncio.gather(*(self._score_one(prompt, text, columns) for text in completions))
+            here = [self._score_here(prompt, text, columns) for text in completions]
+            left = [text for text, outcome in zip(completions, here, strict=True) if outcome is None]
+            there = iter(await self._score_there(prompt, left, columns) if left else ())
+            outcomes = [outcome or next(there) for outcome in here]
         return [self.failures.apply(outcome) for outcome in outcomes]
 
-    async def _score_one(self, prompt: str, completion: str, columns: dict[str, Any]) -> Outcome:
-        outcome = None
-        if self.inline is not None:
-            try:
-                outcome = self.inline(completion, Task(prompt, columns))
-            except Exception as error:  # noqa: BLE001  (a scorer)
-                outcome = fault_of(error)
-        if outcome is None and self.pool is not None:
-            outcome = (await self.pool.score(prompt, [completion], columns))[0]
-        return outcome or Outcome(status="not_applicable")
+    def _score_here(self, prompt: str, completion: str, columns: dict[str, Any]) -> Outcome | None:
+        if self.inline is None:
+            return None
+        try:
+            return self.inline(completion, Task(prompt, columns))
+        except Exception as error:  # noqa: BLE001  (a scorer)
+            return fault_of(error)
+
+    async def _score_there(self, prompt: str, texts: Sequence[str], columns: dict[str, Any]) -> list[Outcome]:
+        if self.pool is None:
+            return [Outcome(status="not_applicable")] * len(texts)
+        found = await asyncio.gather(*(self.pool.score(prompt, [text], columns) for text in texts))
+        return [outcomes[0] for outcomes in found]
 
 
 class Scorers:
@@ -122,9 +128,8 @@ class Scorers:
             One `Scored` per completion, in order.
         """
         async with self._room:
-            by_scorer = await asyncio.gather(
-                *(scorer.score(prompt, completions, dict(columns)) for scorer in self._scorers)
-            )
+            calls = [scorer.score(prompt, completions, dict(columns)) for scorer in self._scorers]
+            by_scorer = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         return [self._sum(outcomes) for outcomes in zip(*by_scorer, strict=True)]
 
     def _sum(self, outcomes: Sequence[Outcome]) -> Scored:

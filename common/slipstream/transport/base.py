@@ -66,11 +66,10 @@ class Limits:
         """Raise `MessageError` naming the bound that the frames pass."""
         if len(frames) > self.max_frames:
             raise MessageError(f"frames: {len(frames)} frames, at most {self.max_frames} allowed")
-        largest = max(map(frame_bytes, frames), default=0)
-        if largest > self.max_frame_bytes:
+        sizes = [frame_bytes(frame) for frame in frames]
+        if (largest := max(sizes, default=0)) > self.max_frame_bytes:
             raise MessageError(f"frame: {largest} bytes, more than the limit of {self.max_frame_bytes}")
-        total = sum(map(frame_bytes, frames))
-        if total > self.max_bytes:
+        if (total := sum(sizes)) > self.max_bytes:
             raise MessageError(f"frames: {total} bytes together, more than the limit of {self.max_bytes}")
 
 
@@ -211,6 +210,10 @@ class Receiver(_Endpoint, Protocol):
 
     async def receive(self) -> Delivery:
         """The next parcel; a cancelled call loses none."""
+        ...
+
+    def receive_nowait(self) -> Delivery | None:
+        """The next parcel, if one is here."""
         ...
 
     def __aiter__(self) -> AsyncIterator[Delivery]: ...

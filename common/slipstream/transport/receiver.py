@@ -22,6 +22,7 @@ from slipstream.transport.replies import ReplyMemory
 from slipstream.transport.sessions import Session, Sessions
 
 LEAVE_SECONDS = 0.5
+MOST_TOGETHER = 12  # answers in one message: with reasons of the longest kind they still fit into a header
 
 
 class Exchange(Protocol):
@@ -76,6 +77,7 @@ class QueueReceiver:
         self._replies = ReplyMemory(options.remember_count, options.remember_bytes)
         self._working: dict[str, QueueDelivery] = {}
         self._unread: deque[QueueDelivery] = deque()
+        self._outbox: dict[Session, list[wire.Brief]] = {}
         self._leaving: set[bytes] | None = None
         self._completed = self._repeated = self._refused = self._gaps = self._unsent = 0
 
@@ -115,6 +117,11 @@ class QueueReceiver:
             await self._arrived.wait()
             self._guard.check()
         return self._unread.popleft()
+
+    def receive_nowait(self) -> QueueDelivery | None:
+        """The next parcel, if one is here."""
+        self._guard.check()
+        return self._unread.popleft() if self._unread else None
 
     def __aiter__(self) -> AsyncIterator[QueueDelivery]:
         return self
@@ -230,17 +237,37 @@ class QueueReceiver:
     # -- what goes out
 
     def _answer(self, session: Session, parcel_id: str, reply: Reply) -> None:
+        """Send a reply. One without frames waits for the end of this turn of the loop: those go together."""
+        brief = (parcel_id, reply.status, wire.clip(reply.reason))
+        if reply.frames:
+            self._send_answer(session, [brief, *self._outbox.pop(session, ())], reply.frames)
+            return
+        if not self._outbox:
+            self._guard.loop.call_soon(self._empty_outbox)
+        waiting = self._outbox.setdefault(session, [])
+        waiting.append(brief)
+        if len(waiting) == MOST_TOGETHER:
+            self._send_answer(session, self._outbox.pop(session))
+
+    def _empty_outbox(self) -> None:
+        outbox, self._outbox = self._outbox, {}
+        for session, briefs in outbox.items():
+            self._send_answer(session, briefs)
+
+    def _send_answer(self, session: Session, briefs: list[wire.Brief], frames: Frames = ()) -> None:
+        (parcel_id, status, reason), *more = briefs
         answer = wire.Answer(
             seq=session.replies + 1,
             id=parcel_id,
-            status=reply.status,
-            reason=wire.clip(reply.reason),
+            status=status,
+            reason=reason,
             credits=self._sessions.grant(session, len(self._working)),
+            more=more,
         )
-        if self._exchange.send(session.identity, [wire.encode(answer), *reply.frames]):
+        if self._exchange.send(session.identity, [wire.encode(answer), *frames]):
             session.replies += 1
         else:
-            self._unsent += 1
+            self._unsent += len(briefs)
             session.renew()
 
     def _refuse(self, sender: bytes, header: wire.Upward | None, reason: str) -> None:
@@ -255,6 +282,7 @@ class QueueReceiver:
 
         A socket that loses its connection drops what it has not read yet, so closing at once would lose them.
         """
+        self._empty_outbox()
         self._all_left = asyncio.Event()
         sessions = list(self._sessions)
         self._leaving = {session.identity for session in sessions if self._send_status(session, closing=True)}

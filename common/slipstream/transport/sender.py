@@ -156,16 +156,21 @@ class QueueSender:
         lost = answer.seq not in (0, link.replies + 1)
         if answer.seq:
             link.replies, link.window = answer.seq, answer.credits
-        if answer.status == wire.BUSY:
-            self._put_back(link, answer.id)
-        elif answer.id in link.outstanding:
-            del link.outstanding[answer.id]
-            self._settle(answer.id, Reply(answer.status, answer.reason, frames))
-        else:
-            self._late += 1
+        self._take_in(link, answer.id, Reply(answer.status, answer.reason, frames))
+        for parcel_id, status, reason in answer.more:
+            self._take_in(link, parcel_id, Reply(status, reason))
         if lost:
             self._gaps += 1
             self._send_again(link)
+
+    def _take_in(self, link: Link, parcel_id: str, reply: Reply) -> None:
+        if reply.status == wire.BUSY:
+            self._put_back(link, parcel_id)
+        elif parcel_id in link.outstanding:
+            del link.outstanding[parcel_id]
+            self._settle(parcel_id, reply)
+        else:
+            self._late += 1
 
     def _revive(self, link: Link) -> None:
         """Any word from a peer makes it live; it gets back what no other peer has taken over."""

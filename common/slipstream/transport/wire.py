@@ -15,7 +15,7 @@ import msgspec
 from slipstream.errors import MessageError
 from slipstream.messages import Frames, check_schema, refuse_other_schema
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_HEADER_BYTES = 64 << 10
 MAX_REASON = 4096
 BUSY = "busy"
@@ -25,6 +25,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Id = Annotated[str, msgspec.Meta(max_length=256)]
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
+Brief = tuple[Id, Word, Text]
 
 
 class Deliver(msgspec.Struct, tag_field="type", tag="deliver", forbid_unknown_fields=True, kw_only=True):
@@ -45,13 +46,18 @@ class Ping(msgspec.Struct, tag_field="type", tag="ping", forbid_unknown_fields=T
 
 
 class Answer(msgspec.Struct, tag_field="type", tag="answer", forbid_unknown_fields=True, kw_only=True):
-    """A reply; `seq` counts answers from 1, 0 marks one outside the count. `credits` is the new window."""
+    """A reply, and those that were ready with it; `credits` is the new window.
+
+    `seq` counts answers from 1, 0 marks one outside the count. `more` are (id, status, reason) of further replies,
+    which have no frames: those that follow belong to the first.
+    """
 
     seq: Count
     id: Id
     status: Word
     reason: Text = ""
     credits: Count
+    more: list[Brief] = []
     schema: int = SCHEMA
 
 

@@ -55,16 +55,20 @@ class Strikes:
     def __init__(self, window: int, max_share: float) -> None:
         self._window = window
         self._max_share = max_share
-        self._reasons: deque[str] = deque(maxlen=window)
+        self._reasons: deque[str] = deque()
+        self._unscored: Counter[str] = Counter()
 
     def note(self, reason: str) -> str:
         """Note one sample (empty reason: scored); returns why the run must stop, or nothing."""
         self._reasons.append(reason)
-        unscored = Counter(filter(None, self._reasons))
-        share = unscored.total() / self._window
+        if reason:
+            self._unscored[reason] += 1
+        if len(self._reasons) > self._window and (gone := self._reasons.popleft()):
+            self._unscored[gone] -= 1
+        share = self._unscored.total() / self._window
         if len(self._reasons) < self._window or share <= self._max_share:
             return ""
-        (main, count), *_ = unscored.most_common(1)
+        (main, count), *_ = self._unscored.most_common(1)
         return (
             f"{share:.0%} of the last {self._window} samples are unscored, more than "
             f"reward.max_unscored_share {self._max_share:.0%}; most often: {main} ({count})"

@@ -12,7 +12,7 @@ from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted,
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
-from slipstream.messages import Frames, Group, check_run, decode_group, encode_group
+from slipstream.messages import Frames, Group, check_run, decode_group, encode_scored
 from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, reward_specs
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
@@ -74,7 +74,7 @@ class RewardService:
 
     async def _answer(self, frames: Frames) -> Reply:
         try:
-            group, arrays = decode_group(frames)
+            group, _ = decode_group(frames)
             check_run(group, self._run)
         except MessageError as error:
             self._metrics.refused.inc()
@@ -95,7 +95,7 @@ class RewardService:
                 log, "ticket %d cannot be told to the ledger: %s", group.ticket, error, ticket=group.ticket
             )
             return Reply(RETRY, str(error))
-        return await self._store(group, encode_group(group, arrays))
+        return await self._store(group, encode_scored(group, frames))
 
     async def _score(self, group: Group) -> None:
         started = time.monotonic()
