@@ -1,0 +1,60 @@
+"""Calls that go together: what is asked while one call is on its way travels in the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+Send = Callable[[Sequence[Sequence[Any]]], Awaitable[list[Exception | None]]]
+MOST_AT_ONCE = 256  # bounds the time for which one call holds the server
+
+
+class Batch:
+    """Many small calls as few large ones, each with an answer of its own.
+
+    Args:
+        send: Sends several at once; what each would have raised, or None, in their order.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: list[tuple[Sequence[Any], asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def call(self, *args: Any) -> None:
+        """One call; ends when it was answered, and raises what it met. Cancelled, it may still be carried out."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((args, done))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all(), name="batch")
+        await done
+
+    async def close(self) -> None:
+        """Give up what waits; whoever waits for it is cancelled."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    async def _send_all(self) -> None:
+        batch: list[tuple[Sequence[Any], asyncio.Future[None]]] = []
+        try:
+            await asyncio.sleep(0)  # what else this turn of the loop asks for comes along
+            while self._waiting:
+                batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
+                try:
+                    answers = await self._send([args for args, _ in batch])
+                except Exception as error:  # noqa: BLE001  (raised where each call waits)
+                    answers = [error] * len(batch)
+                for (_, done), problem in zip(batch, answers, strict=True):
+                    if done.done():
+                        continue
+                    if problem is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(problem)
+        finally:
+            self._sending = None
+            for _, done in [*batch, *self._waiting]:
+                done.cancel()
+            self._waiting = []
