@@ -149,6 +149,23 @@ async def test_tickets_that_changed_are_looked_up(make_offers, ask, fetch, shelv
     assert sorted(row.ticket for row in store.rows) == [1, 3]
 
 
+async def test_an_attempt_that_is_stored_meanwhile_stays(
+    make_offers, ask, shelve, ledger, store, make_group, monkeypatch
+):
+    """Promise 2: the ledger said "issued", and by the time of the delete the next attempt was here."""
+    offers = make_offers()
+    shelve(offers, 1)
+    await offers.offer(ask())
+
+    async def slow_states(tickets):
+        store.put([make_group(1, attempt=1)])
+        return {1: "issued"}
+
+    monkeypatch.setattr(ledger, "states", slow_states)
+    await offers.offer(ask(changed=[1]))
+    assert store.holds(1, 1)
+
+
 async def test_catching_up_deletes_what_the_ledger_has_closed(make_offers, shelve, ledger, store):
     offers = make_offers()
     shelve(offers, 1, 2)
@@ -177,7 +194,7 @@ async def test_what_the_file_has_lost_is_rolled_out_anew_counted_and_logged(
 ):
     offers = make_offers()
     shelve(offers, *range(1, 13))
-    store.delete(range(1, 12))  # as a lost file
+    store.delete([(ticket, 0) for ticket in range(1, 12)])  # as a lost file
     with caplog.at_level(logging.WARNING):
         await make_offers().catch_up()
     assert [ledger.states_of[n] for n in (1, 11, 12)] == ["issued", "issued", "buffered"]

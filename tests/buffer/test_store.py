@@ -122,9 +122,18 @@ def test_frames_come_in_the_order_asked_for_and_a_missing_one_is_left_out(store,
 
 def test_deleting_what_is_not_there_is_harmless(store, make_group):
     store.put([make_group(1)])
-    store.delete([1, 7])
-    store.delete([1])
+    store.delete([(1, 0), (7, 0)])
+    store.delete([(1, 0)])
     assert len(store) == 0
+
+
+def test_a_late_delete_leaves_the_next_attempt(store, make_group):
+    """Promise 2: between the look and the delete the ticket may have been rolled out and stored anew."""
+    store.put([make_group(1, attempt=0)])
+    store.put([make_group(1, attempt=1)])
+    store.delete([(1, 0)])
+    assert store.holds(1, 1)
+    assert store.frames([1])[0] == [1]
 
 
 def test_threads_take_turns(store, make_group):
@@ -135,7 +144,7 @@ def test_threads_take_turns(store, make_group):
         try:
             for ticket in range(first, first + 20):
                 store.put([make_group(ticket)])
-                store.delete([ticket - 1])
+                store.delete([(ticket - 1, 0)])
         except Exception as error:  # noqa: BLE001
             failures.append(error)
 

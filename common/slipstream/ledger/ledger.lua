@@ -63,12 +63,33 @@ local function key(name) return prefix .. name end
 
 local function refuse(code, message) error({code = code, message = message}) end
 
+-- What the call has changed in `counts`, and how often the book: written at once, at its end or before it is read.
+local sums, touched = {}, 0
+
+local function add(field, by) sums[field] = (sums[field] or 0) + by end
+
+local function settle()
+  for field, by in pairs(sums) do
+    if by ~= 0 then redis.call('HINCRBY', key('counts'), field, by) end
+  end
+  if touched > 0 then redis.call('HINCRBY', key('run'), 'changes', touched) end
+  sums, touched = {}, 0
+end
+
+-- Of `counts`, as numbers.
+local function counted(...)
+  settle()
+  local found = redis.call('HMGET', key('counts'), ...)
+  for i = 1, #found do found[i] = tonumber(found[i]) or 0 end
+  return unpack(found)
+end
+
 local function define(name, flags, body)
   redis.register_function{
     function_name = RELEASE .. '_' .. name,
     flags = flags,
     callback = function(keys, args)
-      prefix = keys[1]
+      prefix, sums, touched = keys[1], {}, 0
       now = tonumber(args[1])
       if not now then
         local time = redis.call('TIME')
@@ -77,6 +98,7 @@ local function define(name, flags, body)
       local values = cmsgpack.unpack(args[2])
       for i = 3, #args do values[#values + 1] = args[i] end
       local ok, reply, blobs = pcall(body, unpack(values))
+      settle()   -- also after a refusal: what had expired was returned before it
       if ok then return {'OK', cmsgpack.pack(reply), unpack(blobs or {})} end
       if type(reply) == 'table' and reply.code then return {reply.code, reply.message} end
       error(reply)
@@ -116,11 +138,20 @@ end
 
 ---------------------------------------------------------------------------------------------------- records
 
+local FIELDS = {
+  'state', 'attempt', 'tries', 'owner', 'admitted', 'deadline', 'oldest', 'newest', 'tokens', 'informative', 'shard',
+  'step', 'reason', 'answered', 'uses', 'bytes', 'partial', 'to',
+}
+
+-- `was` holds what the server has, so that only what differs is written.
 local function read(number)
-  local record = hash('t:' .. number)
-  if not record then return nil end
-  record.number, record.uses, record.bytes = number, record.uses or 0, record.bytes or 0
-  record.partial, record.to = record.partial or 0, record.to or ''
+  local found = redis.call('HMGET', key('t:' .. number), unpack(FIELDS))
+  if not found[1] then return nil end
+  local record = {number = number, was = found}
+  for i, field in ipairs(FIELDS) do
+    if NUMERIC[field] then found[i] = tonumber(found[i]) end
+    record[field] = found[i] or (NUMERIC[field] and 0 or '')
+  end
   return record
 end
 
@@ -133,20 +164,22 @@ local LIES = {buffered = true, taken = true}   -- what fills a buffer and is not
 
 local function count(record, sign)
   local label = label_of(record)
-  if LIES[record.state] and record.bytes > 0 then
-    redis.call('HINCRBY', key('counts'), 'bytes', sign * record.bytes)
-  end
-  redis.call('HINCRBY', key('counts'), 'groups:' .. label, sign)
-  if record.tokens > 0 then redis.call('HINCRBY', key('counts'), 'tokens:' .. label, sign * record.tokens) end
-  redis.call('HINCRBY', key('run'), 'changes', 1)
+  if LIES[record.state] then add('bytes', sign * record.bytes) end
+  add('groups:' .. label, sign)
+  add('tokens:' .. label, sign * record.tokens)
+  touched = touched + 1
 end
 
 local function write(record)
-  local flat = {}
-  for field, value in pairs(record) do
-    if field ~= 'number' then flat[#flat + 1] = field; flat[#flat + 1] = value end
+  local flat, was = {}, record.was or {}
+  for i, field in ipairs(FIELDS) do
+    if record[field] ~= was[i] then
+      flat[#flat + 1] = field
+      flat[#flat + 1] = record[field]
+      was[i] = record[field]
+    end
   end
-  redis.call('HSET', key('t:' .. record.number), unpack(flat))
+  if #flat > 0 then redis.call('HSET', key('t:' .. record.number), unpack(flat)) end
 end
 
 -- The one way a record changes its state: counters and record together.
@@ -192,8 +225,7 @@ end
 -- Fewer tokens than before: an attempt's report leaves some out, such as those of a sample that is refused.
 local function note_tokens(record, tokens)
   local more = tokens - record.tokens
-  if more > 0 then redis.call('HINCRBY', key('counts'), 'tokens_in', more) end
-  if more < 0 then redis.call('HINCRBY', key('counts'), 'tokens_discarded', -more) end
+  if more > 0 then add('tokens_in', more) else add('tokens_discarded', -more) end
 end
 
 -- As `note_tokens`, for a record that keeps its state.
@@ -208,7 +240,7 @@ end
 local function forget_partial(record)
   if record.partial == 0 then return end
   local size = redis.call('HSTRLEN', key('partials'), record.number)
-  redis.call('HINCRBY', key('counts'), 'partial_bytes', -size)
+  add('partial_bytes', -size)
   redis.call('HDEL', key('partials'), record.number)
   record.partial = 0
 end
@@ -235,7 +267,7 @@ local function fold(tickets)
   redis.call('RPUSH', key('folds'), cmsgpack.pack(tickets))
   redis.call('LTRIM', key('folds'), -KEEP_FOLDS, -1)
   redis.call('HINCRBY', key('run'), 'folds', 1)
-  redis.call('HINCRBY', key('run'), 'changes', 1)
+  touched = touched + 1
 end
 
 local function folded_labels()
@@ -262,7 +294,7 @@ local function reissue(record, run, reason, wait_ms, blamed, to)
   if blamed and record.tries + 1 >= run.max_attempts then return close(record, 'failed', reason) end
   leave_flight(record)
   if blamed and reason ~= 'lease_lost' then forget_partial(record) end
-  redis.call('HINCRBY', key('counts'), 'tokens_discarded', record.tokens - record.partial)
+  add('tokens_discarded', record.tokens - record.partial)
   move(record, 'issued', {
     attempt = record.attempt + 1, tries = record.tries + (blamed and 1 or 0), owner = '', tokens = record.partial,
     oldest = 0, newest = 0, informative = 0, shard = '', bytes = 0, to = to or '',
@@ -444,10 +476,9 @@ define('asked', READS, function() return redis.call('GET', key('asked')) or '' e
 
 -- Open groups on their way to a buffer, and those that lie in one.
 local function open_groups()
-  local found = redis.call('HMGET', key('counts'), 'groups:issued', 'groups:rolling', 'groups:scored',
+  local issued, rolling, scored, buffered, taken = counted('groups:issued', 'groups:rolling', 'groups:scored',
     'groups:buffered', 'groups:taken')
-  for i = 1, 5 do found[i] = tonumber(found[i]) or 0 end
-  return found[1] + found[2] + found[3], found[4] + found[5]
+  return issued + rolling + scored, buffered + taken
 end
 
 -- Versions that a learner's restart took out of the line of descent, as {first, last}.
@@ -478,7 +509,7 @@ local function room_in_bytes(run, open)
   if most == 0 then return run.cap end
   local least = run.groups_per_step - open
   if largest == 0 then return least end
-  local stored = tonumber(redis.call('HGET', key('counts'), 'bytes') or 0)
+  local stored = counted('bytes')
   local coming = redis.call('ZCARD', key('retry')) + redis.call('ZCARD', key('flight'))
   return math.max(least, math.floor((most - stored) / largest) - coming)
 end
@@ -757,12 +788,12 @@ define('hand_over', GROWS, function(number, attempt, tokens, limit, to, blob)
   record = held(number, attempt)
   if not FLIES[record.state] then refuse_gone(record) end
   local before = redis.call('HSTRLEN', key('partials'), number)
-  local all = tonumber(redis.call('HGET', key('counts'), 'partial_bytes') or 0) - before + #blob
+  local all = counted('partial_bytes') - before + #blob
   local fits = tokens > 0 and all <= limit
   set_tokens(record, tokens)
   if fits then
     redis.call('HSET', key('partials'), number, blob)
-    redis.call('HINCRBY', key('counts'), 'partial_bytes', #blob - before)
+    add('partial_bytes', #blob - before)
     record.partial = tokens
   end
   record.answered = asked .. (fits and '1' or '0')
@@ -792,7 +823,7 @@ local function run_of(learner)
 end
 
 local function note_use(record, sign)
-  redis.call('HINCRBY', key('counts'), 'uses', sign)
+  add('uses', sign)
   if record then record.uses = record.uses + sign else redis.call('HINCRBY', key('folded'), 'uses', sign) end
 end
 
@@ -877,7 +908,7 @@ define('give_back', WRITES, function(shard, tickets)
     local record = read(ticket[1])
     if record and record.attempt == ticket[2] and record.shard == shard and record.state == 'buffered' then
       reissue(record, run, 'lost', 0, false)
-      redis.call('HINCRBY', key('counts'), 'lost', 1)
+      add('lost', 1)
       back[#back + 1] = ticket[1]
     end
   end
@@ -1228,8 +1259,8 @@ local function restore_record(record, run)
   end
   count(record, 1)
   write(record)
-  redis.call('HINCRBY', key('counts'), 'tokens_in', record.tokens)
-  redis.call('HINCRBY', key('counts'), 'uses', record.uses)
+  add('tokens_in', record.tokens)
+  add('uses', record.uses)
 end
 
 define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ahead, ...)
@@ -1253,11 +1284,11 @@ define('restore', GROWS, function(digest, fields, records, folded, labels, lost,
   for i, label in ipairs(labels) do redis.call('SET', key('bits:' .. label), (select(i, ...))) end
   for field, value in pairs(folded) do
     redis.call('HSET', key('folded'), field, value)
-    redis.call('HINCRBY', key('counts'), field, value)
-    if string.match(field, '^tokens:') then redis.call('HINCRBY', key('counts'), 'tokens_in', value) end
+    add(field, tonumber(value))
+    if string.match(field, '^tokens:') then add('tokens_in', tonumber(value)) end
   end
-  redis.call('HINCRBY', key('counts'), 'tokens_in', discarded)
-  redis.call('HINCRBY', key('counts'), 'tokens_discarded', discarded)
+  add('tokens_in', discarded)
+  add('tokens_discarded', discarded)
   for _, range in ipairs(lost) do redis.call('RPUSH', key('lost'), range) end
   for _, number in ipairs(ahead) do redis.call('SADD', key('ahead'), number) end
   return run_reply()

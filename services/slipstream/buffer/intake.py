@@ -70,8 +70,9 @@ class Intake:
         try:
             reason = await self._decide(group, frames)
         except (FencedError, StalenessError) as error:
-            if self._store.holds(group.ticket, group.attempt):
-                await asyncio.to_thread(self._store.delete, [group.ticket])
+            attempt = (group.ticket, group.attempt)
+            if self._store.holds(*attempt):
+                await asyncio.to_thread(self._store.delete, [attempt])
             return self._refuse(str(error), group.ticket)
         except LedgerError as error:
             self._pace.warn(log, "ticket %d is not booked yet: %s", group.ticket, error, ticket=group.ticket)

@@ -75,7 +75,7 @@ class Offers:
         known, before = self._store.rows, set(self._free)
         listed = await self._ledger.stored()
         states = await self._ledger.states([row.ticket for row in known])
-        await self._forget([row.ticket for row in known if row.ticket not in states])
+        await self._forget([row for row in known if row.ticket not in states])
         booked = {number for number, attempt, shard in listed if shard == self.shard}
         # what was shelved while we asked is free, whatever the answer of before says
         self._free = (self._free - before) | {number for number in booked if self._store.row(number)}
@@ -123,7 +123,7 @@ class Offers:
         while not life.stopping:
             folded = await self._ledger.folded(self._folds)
             self._folds = folded.cursor
-            await self._forget([row.ticket for row in self._store.rows if _covered(row.ticket, folded.ranges)])
+            await self._forget([row for row in self._store.rows if _covered(row.ticket, folded.ranges)])
             self._metrics.groups.set(len(self._store))
             self._metrics.tokens.set(self._store.tokens)
             self._metrics.bytes.set(self._store.bytes)
@@ -138,8 +138,9 @@ class Offers:
             await self.catch_up()
             self._learner = request.learner
         elif request.changed:
+            known = [row for n in request.changed if (row := self._store.row(n)) is not None]
             states = await self._ledger.states(request.changed)
-            gone = [n for n in request.changed if states.get(n) in (None, "dropped", "failed", "issued")]
+            gone = [row for row in known if states.get(row.ticket) in (None, "dropped", "failed", "issued")]
             again = {n for n, state in states.items() if state == "buffered" and self._store.row(n)}
             self._free = (self._free - set(request.changed)) | again
             await self._forget(gone)
@@ -180,10 +181,12 @@ class Offers:
         self._serial += 1
         self._arrived.set()
 
-    async def _forget(self, tickets: Sequence[int]) -> None:
-        self._free.difference_update(tickets)
-        if tickets:
-            await asyncio.to_thread(self._store.delete, tickets)
+    async def _forget(self, rows: Sequence[Stored]) -> None:
+        """Delete just these: a later attempt of the same ticket, stored since they were looked at, stays."""
+        attempts = [(row.ticket, row.attempt) for row in rows if self._store.holds(row.ticket, row.attempt)]
+        self._free.difference_update(ticket for ticket, _ in attempts)
+        if attempts:
+            await asyncio.to_thread(self._store.delete, attempts)
 
 
 def _covered(ticket: int, ranges: Sequence[tuple[int, int]]) -> bool:
