@@ -34,7 +34,7 @@ from slipstream.models.cache import cache_root
 from slipstream.transport import keys
 
 RAY = "ray==2.60.0"
-BATCH, OPEN = 16, 96
+BATCH, OPEN = 64, 320  # the default bound of 4 versions: five batches are open
 MEBIBYTES = 8 * 1024 * 8 / 2**20
 AIMS = {
     "over_ray_groups_per_cpu_second": ">= 3",
@@ -214,7 +214,7 @@ async def transitions(url: str, seconds: float, process: psutil.Process) -> dict
             tickets = await ledger.admit("g", 64, step)
             held = [(each.number, each.attempt) for each in tickets]
             await asyncio.gather(*(ledger.scored(*each, 8192) for each in held))
-            await asyncio.gather(*(ledger.buffered(*each, "0", step, step, 8192, True, 65536) for each in held))
+            await ledger.buffered_all([(*each, "0", step, step, 8192, True, 65536) for each in held])
             await ledger.take(step + 1, held, "L")
             await ledger.commit(step + 1, step + 1, "L", held)
             step, groups = step + 1, groups + len(held)

@@ -31,7 +31,8 @@ from slipstream.transport.base import OK, Parcel
 
 SAMPLES, TOKENS, PROMPT = 8, 1024, 64
 WARM_STEPS = 5
-SAVE_EVERY = 10  # steps between the checkpoints that let the buffer forget
+IDLE_SECONDS = 0.02  # as a replica that is given nothing
+SAVE_EVERY = 5  # steps between the checkpoints that let the buffer forget
 
 
 def say(**values: object) -> None:
@@ -104,7 +105,7 @@ class Rollout:
             await self._free.acquire()
             life.watch("deliver", self._deliver(ticket, admitted), endless=False)
         if not tickets:
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(IDLE_SECONDS)
 
     async def _deliver(self, ticket: Ticket, admitted: float) -> None:
         try:

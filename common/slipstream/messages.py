@@ -62,7 +62,7 @@ Header = TypeVar("Header", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # every counter and version fits an int64
 
 
-class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Header of one completion.
 
     `versions` is run-length, [(version, token count), ...] in sampling order. `reward` is the weighted sum of
@@ -85,7 +85,7 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return min((version for version, _ in self.versions), default=None)
 
 
-class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Header of the samples of one ticket, or of one evaluation item when `kind` is "eval".
 
     `columns` are the data row's further columns (such as `answer`) that rewards may ask for; `job` names the

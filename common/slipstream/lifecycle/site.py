@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -118,6 +119,8 @@ class Site:
         self._served, self._lost, self._note = served or self._served, lost, note
         self._serves = served is not None
         await self._enter()
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays, and the collector need not walk through it again and again
         log.info("ready")
         self._stack.push_async_callback(self._leave)
         self._life.watch("heartbeat", self._beat())

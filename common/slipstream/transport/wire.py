@@ -28,7 +28,9 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 Brief = tuple[Id, Word, Text]
 
 
-class Deliver(msgspec.Struct, tag_field="type", tag="deliver", forbid_unknown_fields=True, kw_only=True):
+class Deliver(
+    msgspec.Struct, tag_field="type", tag="deliver", forbid_unknown_fields=True, kw_only=True, gc=False
+):
     """A parcel; `seq` counts the deliveries of the connection from 1."""
 
     seq: Count
@@ -37,7 +39,7 @@ class Deliver(msgspec.Struct, tag_field="type", tag="deliver", forbid_unknown_fi
     schema: int = SCHEMA
 
 
-class Ping(msgspec.Struct, tag_field="type", tag="ping", forbid_unknown_fields=True, kw_only=True):
+class Ping(msgspec.Struct, tag_field="type", tag="ping", forbid_unknown_fields=True, kw_only=True, gc=False):
     """Sign of life: `sent` is the newest `seq`, `window` the credits that the sender goes by."""
 
     sent: Count
@@ -45,7 +47,9 @@ class Ping(msgspec.Struct, tag_field="type", tag="ping", forbid_unknown_fields=T
     schema: int = SCHEMA
 
 
-class Answer(msgspec.Struct, tag_field="type", tag="answer", forbid_unknown_fields=True, kw_only=True):
+class Answer(
+    msgspec.Struct, tag_field="type", tag="answer", forbid_unknown_fields=True, kw_only=True, gc=False
+):
     """A reply, and those that were ready with it; `credits` is the new window.
 
     `seq` counts answers from 1, 0 marks one outside the count. `more` are (id, status, reason) of further replies,
@@ -61,7 +65,9 @@ class Answer(msgspec.Struct, tag_field="type", tag="answer", forbid_unknown_fiel
     schema: int = SCHEMA
 
 
-class Status(msgspec.Struct, tag_field="type", tag="status", forbid_unknown_fields=True, kw_only=True):
+class Status(
+    msgspec.Struct, tag_field="type", tag="status", forbid_unknown_fields=True, kw_only=True, gc=False
+):
     """Answer to a ping or a new connection; `replies` is the newest `seq` of an answer.
 
     `epoch` is a random number that changes when anything may have been lost.
