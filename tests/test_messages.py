@@ -314,7 +314,7 @@ def test_bytes_that_are_no_header_are_refused(header: bytes) -> None:
 
 def test_oversized_frames_are_refused_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(wire()[0])
-    monkeypatch.setattr("slipstream.messages.MAX_HEADER_BYTES", size - 1)
+    monkeypatch.setattr("slipstream.headers.MAX_HEADER_BYTES", size - 1)
     says = f"header: {size} bytes, more than the limit of {size - 1}"
     with pytest.raises(MessageError, match=says):
         encode_group(group(), arrays())

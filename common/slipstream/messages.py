@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -25,10 +25,10 @@ from slipstream.frames import (
     TokenIds,
     array_of,
     check_finite,
-    check_size,
     wire_ids,
     wire_logprobs,
 )
+from slipstream.headers import SCHEMA, decode_header, encode_header
 
 __all__ = [
     "MAX_ARRAY_BYTES",
@@ -54,11 +54,9 @@ __all__ = [
     "expand_versions",
 ]
 
-SCHEMA = 1
 MAX_SAMPLES = 4096
 
 Finish = Literal["stop", "length", "abort"]
-Header = TypeVar("Header", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # every counter and version fits an int64
 
 
@@ -173,21 +171,6 @@ def encode_group(group: Group, arrays: GroupArrays) -> list[Frame]:
     return [encode_header(group), *(array.data.cast("B") for array in (prompt_ids, token_ids, logprobs))]
 
 
-def encode_header(header: msgspec.Struct) -> bytes:
-    """One typed header as MessagePack.
-
-    Raises:
-        MessageError: Oversized, or holds something that is no plain value, such as a lone surrogate.
-    """
-    name = type(header).__name__.lower()
-    try:
-        frame = msgspec.msgpack.encode(header)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError(f"{name}: cannot be encoded: {error}") from error
-    check_size(frame, MAX_HEADER_BYTES, "header")
-    return frame
-
-
 def encode_scored(group: Group, frames: Frames) -> list[Frame]:
     """Frames of a group that came as `frames` and of which only the header has changed: the arrays go on as they are.
 
@@ -214,23 +197,6 @@ def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
     )
     check_group(group, arrays)
     return group, arrays
-
-
-def decode_header(frame: Frame, kind: type[Header]) -> Header:
-    """Read one typed header; errors carry the field's path.
-
-    Raises:
-        MessageError: Oversized, not MessagePack, a field of a wrong type or name, or another schema version.
-    """
-    check_size(frame, MAX_HEADER_BYTES, "header")
-    try:
-        header = msgspec.msgpack.decode(frame, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refuse_other_schema(frame, SCHEMA)
-        raise MessageError(f"{kind.__name__.lower()}: {error}") from error
-    schema = getattr(header, "schema", SCHEMA)
-    check_schema(schema, SCHEMA)
-    return header
 
 
 def check_group(group: Group, arrays: GroupArrays) -> None:
@@ -295,24 +261,3 @@ def _check_sample(sample: Sample, index: int) -> None:
         if value is not None and not math.isfinite(value):
             path = f"components.{name}" if name else "reward"
             raise MessageError(f"samples[{index}].{path}: {value} is not finite")
-
-
-def refuse_other_schema(frame: Frame, ours: int, what: str = "") -> None:
-    """Say of a message that could not be read that it is of another schema, when it is: its fields fail first.
-
-    Raises:
-        MessageError: Names both schemas; `what` is put in front.
-    """
-    try:
-        raw = msgspec.msgpack.decode(frame)
-    except (ValueError, TypeError, RecursionError):
-        return
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if isinstance(schema, int):
-        check_schema(schema, ours, what)
-
-
-def check_schema(schema: int, ours: int, what: str = "") -> None:
-    """Refuse another schema than ours; raises `MessageError`."""
-    if schema != ours:
-        raise MessageError(f"{what}schema {schema} received, this process speaks {ours}")

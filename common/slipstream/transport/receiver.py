@@ -18,11 +18,11 @@ from slipstream.messages import Frame, Frames
 from slipstream.transport import wire
 from slipstream.transport.base import REFUSED, RETRY, Parcel, ReceiverOptions, ReceiverStats, Reply
 from slipstream.transport.guard import Guard
+from slipstream.transport.outbox import Outbox
 from slipstream.transport.replies import ReplyMemory
 from slipstream.transport.sessions import Session, Sessions
 
 LEAVE_SECONDS = 0.5
-MOST_TOGETHER = 12  # answers in one message: with reasons of the longest kind they still fit into a header
 
 
 class Exchange(Protocol):
@@ -77,7 +77,7 @@ class QueueReceiver:
         self._replies = ReplyMemory(options.remember_count, options.remember_bytes)
         self._working: dict[str, QueueDelivery] = {}
         self._unread: deque[QueueDelivery] = deque()
-        self._outbox: dict[Session, list[wire.Brief]] = {}
+        self._outbox = Outbox(self._send_answer)
         self._leaving: set[bytes] | None = None
         self._completed = self._repeated = self._refused = self._gaps = self._unsent = 0
 
@@ -240,19 +240,9 @@ class QueueReceiver:
         """Send a reply. One without frames waits for the end of this turn of the loop: those go together."""
         brief = (parcel_id, reply.status, wire.clip(reply.reason))
         if reply.frames:
-            self._send_answer(session, [brief, *self._outbox.pop(session, ())], reply.frames)
-            return
-        if not self._outbox:
-            self._guard.loop.call_soon(self._empty_outbox)
-        waiting = self._outbox.setdefault(session, [])
-        waiting.append(brief)
-        if len(waiting) == MOST_TOGETHER:
-            self._send_answer(session, self._outbox.pop(session))
-
-    def _empty_outbox(self) -> None:
-        outbox, self._outbox = self._outbox, {}
-        for session, briefs in outbox.items():
-            self._send_answer(session, briefs)
+            self._send_answer(session, [brief, *self._outbox.take(session)], reply.frames)
+        else:
+            self._outbox.put(session, brief)
 
     def _send_answer(self, session: Session, briefs: list[wire.Brief], frames: Frames = ()) -> None:
         (parcel_id, status, reason), *more = briefs
@@ -282,7 +272,7 @@ class QueueReceiver:
 
         A socket that loses its connection drops what it has not read yet, so closing at once would lose them.
         """
-        self._empty_outbox()
+        self._outbox.empty()
         self._all_left = asyncio.Event()
         sessions = list(self._sessions)
         self._leaving = {session.identity for session in sessions if self._send_status(session, closing=True)}

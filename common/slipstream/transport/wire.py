@@ -13,7 +13,8 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from slipstream.errors import MessageError
-from slipstream.messages import Frames, check_schema, refuse_other_schema
+from slipstream.headers import check_schema, refuse_other_schema
+from slipstream.messages import Frames
 
 SCHEMA = 2
 MAX_HEADER_BYTES = 64 << 10
