@@ -23,7 +23,10 @@ async def test_what_is_ready_in_one_turn_goes_together_and_by_session():
         box.put(session, (parcel, "ok", ""))
     assert not sent
     await asyncio.sleep(0)
-    assert [(who, [brief[0] for brief in briefs]) for who, briefs in sent] == [(b"1", ["a", "c"]), (b"2", ["b"])]
+    assert [(who, [brief[0] for brief in briefs]) for who, briefs in sent] == [
+        (b"1", ["a", "c"]),
+        (b"2", ["b"]),
+    ]
     await asyncio.sleep(0)
     assert len(sent) == 2
 
