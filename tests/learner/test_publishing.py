@@ -4,12 +4,16 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from slipstream.config.load import build
+from slipstream.errors import WeightsError
 from slipstream.learner import publishing as publishing_module
+from slipstream.learner.outlet import Outlet
 from slipstream.learner.publishing import Publishing
+from slipstream.learner.ranks import Ranks
 from slipstream.weights.manifest import Manifest, layout
 
 
@@ -28,22 +32,23 @@ def make_manifest(version):
 class FakePublisher:
     """Copies by value; a commit waits for the test's leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, place) -> None:
+        self.layout, self.spoil = place, False
         self.staged, self.retired, self.abandoned = {}, [], []
         self.gate, self.closed = threading.Event(), False
 
     def stage(self, version, tensors):
-        data = {}
-        for name, source in tensors.items():
-            data[name] = torch.empty(source.shape)
-            source.copy_rows(data[name].numpy().view("u1").reshape(-1), 0, source.shape[0])
-        self.staged[version] = data
+        data = np.zeros(self.layout.total_bytes, dtype=np.uint8)
+        for spec in self.layout.tensors:
+            tensors[spec.name].copy_rows(data[spec.offset : spec.offset + spec.nbytes], 0, spec.shape[0])
+        self.staged[version] = {"w": torch.from_numpy(data[:12].view(np.float32))}
+        data[5] ^= self.spoil
 
         def commit():
             self.gate.wait(20)
             return make_manifest(version)
 
-        return SimpleNamespace(commit=commit, abandon=lambda: self.abandoned.append(version))
+        return SimpleNamespace(data=data, commit=commit, abandon=lambda: self.abandoned.append(version))
 
     def retire(self, acknowledged):
         self.retired.append(acknowledged)
@@ -68,20 +73,21 @@ class FakeLedger:
 async def bench(monkeypatch):
     made = []
     monkeypatch.setattr(publishing_module, "encode_manifest", lambda manifest: manifest.version)
-    monkeypatch.setattr(publishing_module, "canaries", lambda trainer: [])
     monkeypatch.setattr(
         publishing_module,
         "open_publisher",
-        lambda run, incarnation, layout, settings, **options: made.append(FakePublisher()) or made[0],
+        lambda run, incarnation, layout, settings, **options: made.append(FakePublisher(layout)) or made[0],
     )
     tree = {
         "run": {"name": "r", "steps": 1},
         "data": {"kind": "arithmetic"},
         "reward": {"functions": [{"use": "last_number"}]},
+        "weights": {"canary_bound": None},
     }
     weights = {"w": torch.zeros(3)}
     ledger = FakeLedger()
-    trainer = SimpleNamespace(tensors=lambda: weights, policy=SimpleNamespace(adapters=None))
+    policy = SimpleNamespace(tensors=lambda: weights, adapters=None)
+    trainer = SimpleNamespace(outlet=Outlet(policy, Ranks()), policy=policy)
     publishing = Publishing(build(tree)[0], trainer, ledger, "0a")
     running = asyncio.create_task(publishing.run())
     yield SimpleNamespace(
@@ -102,6 +108,16 @@ async def test_the_step_goes_on_while_digests_are_computed_and_the_copy_keeps_th
     assert bench.ledger.announced == [(1, 1, "0a")]
     assert bench.publishing.version == 1
     assert bench.publisher.staged[1]["w"].tolist() == [0.0, 0.0, 0.0]
+
+
+async def test_the_first_version_is_compared_byte_for_byte_and_later_ones_are_not(bench):
+    bench.publisher.spoil = True
+    with pytest.raises(WeightsError, match="first published version differs from the learner's own in w"):
+        await bench.publishing.publish(1)
+    bench.publisher.spoil = False
+    await bench.publishing.publish(2)
+    bench.publisher.spoil = True
+    await bench.publishing.publish(3)
 
 
 async def test_a_step_waits_for_no_earlier_version_and_only_the_newest_that_waits_is_announced(bench):

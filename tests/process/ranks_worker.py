@@ -11,20 +11,26 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import torch
 import transformers  # noqa: F401
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 
 from slipstream.checkpoint.writing import write
 from slipstream.config.load import build
+from slipstream.learner import gathering
 from slipstream.learner.ranks import Ranks, close_ranks, open_ranks
 from slipstream.learner.trainer import Trainer
 from slipstream.learner.work import follow
 from slipstream.messages import Group, GroupArrays, Sample
+from slipstream.weights.base import Source, Together
+from slipstream.weights.manifest import Layout, layout
 
 
 def groups_of(step: int, count: int = 5, size: int = 4) -> list[tuple[Group, GroupArrays]]:
@@ -75,12 +81,16 @@ def train(case: dict[str, Any], model: Path, ranks: Ranks) -> dict[str, Any]:
     first, last = case["steps"]
     reports = [trainer.step(groups_of(step), step) for step in range(first, last)]
     tensors = {name: value.clone() for name, value in trainer.tensors().items()}
+    canary = [msgspec.to_builtins(each) for each in trainer.outlet.canaries()]
+    _published_as_it_is(trainer, tensors, torch.bfloat16)
+    _published_as_it_is(trainer, tensors, None)
     if "save" in case:
         write(Path(case["save"]), last, trainer.save_writers())
     if ranks.size > 1:
         ranks.dismiss()
     return {
         "tensors": tensors,
+        "canary": canary,
         "norms": [report.gradient_norm for report in reports],
         "metrics": [report.metrics for report in reports],
         "micro_batches": [report.micro_batches for report in reports],
@@ -88,8 +98,37 @@ def train(case: dict[str, Any], model: Path, ranks: Ranks) -> dict[str, Any]:
     }
 
 
+class Memory:
+    """A publisher of one version, in this process."""
+
+    def __init__(self, place: Layout) -> None:
+        self.layout = place
+        self.data = np.zeros(place.total_bytes, dtype=np.uint8)
+
+    def stage(self, version: int, tensors: Mapping[str, Source]) -> Memory:
+        if isinstance(tensors, Together):
+            tensors.write_all(self.data, self.layout)
+            return self
+        for spec in self.layout.tensors:
+            rows = spec.shape[0] if spec.shape else 1
+            tensors[spec.name].copy_rows(self.data[spec.offset : spec.offset + spec.nbytes], 0, rows)
+        return self
+
+
+def _published_as_it_is(trainer: Trainer, tensors: dict[str, torch.Tensor], dtype: torch.dtype | None) -> None:
+    """Every byte in its place."""
+    sources = trainer.outlet.sources(dtype)
+    memory = Memory(layout(sources.tensors, sources.tied))
+    trainer.outlet.compare(memory.layout, trainer.outlet.stage(memory, 1, dtype).data)
+    for spec in memory.layout.tensors:
+        wire = tensors[spec.name].to(dtype or tensors[spec.name].dtype).contiguous().reshape(-1)
+        found = memory.data[spec.offset : spec.offset + spec.nbytes]
+        assert np.array_equal(found, wire.view(torch.uint8).numpy()), spec.name
+
+
 def rank(plan: dict[str, Any]) -> None:
     """Join, train every case, leave."""
+    gathering.BUCKET_BYTES = 3000  # so small that tensors are cut
     ranks = open_ranks(build(plan["cases"][0]["tree"])[0].learner)
     for number, case in enumerate(plan["cases"]):
         replicate = case["tree"]["learner"]["parallel"]["replicate"]

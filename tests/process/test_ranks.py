@@ -146,6 +146,8 @@ def _assert_same(stem: Path, one: dict[str, Any]) -> dict[str, Any]:
     assert found["norms"] == pytest.approx(one["norms"], rel=1e-5)
     for ours, theirs in zip(found["metrics"], one["metrics"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+    for ours, theirs in zip(found["canary"], one["canary"], strict=True):
+        assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
     _assert_near(load_file(stem.with_suffix(".safetensors")), one["tensors"])
     return found
 

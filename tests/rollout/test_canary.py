@@ -32,7 +32,7 @@ async def test_an_engine_deviates_only_when_its_weights_are_others():
     torch.set_num_threads(1)
     folder = resolve("tiny-sorter")
     policy = Policy(folder, ModelSection(), "cpu")
-    heard = canaries(SimpleNamespace(policy=policy))
+    heard = canaries(policy)
     engine = TransformersEngine(TransformersConfig(folder=folder, slots=4, context=64))
     await engine.start()
     try:
@@ -45,10 +45,6 @@ async def test_an_engine_deviates_only_when_its_weights_are_others():
         assert await deviation(engine, 2, heard, 2) > 0.01
     finally:
         await engine.close()
-
-
-def test_a_sharded_model_is_not_asked():
-    assert canaries(SimpleNamespace(ranks=SimpleNamespace(mesh=object()))) == []
 
 
 def test_prompts_lie_in_any_vocabulary():

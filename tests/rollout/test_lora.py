@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import msgspec
 import numpy as np
 import pytest
@@ -101,9 +99,9 @@ async def test_an_engine_says_what_the_learner_says(link, dtype, bound):
     await engine.start()
     try:
         await engine.swap(over.subscriber.fetch(over.publish(1, getattr(torch, dtype))))
-        heard = canaries(SimpleNamespace(policy=policy))
+        heard = canaries(policy)
         assert await deviation(engine, 1, heard, 1) < bound
-        plain = canaries(SimpleNamespace(policy=Policy(policy.folder, ModelSection(), "cpu")))
+        plain = canaries(Policy(policy.folder, ModelSection(), "cpu"))
         assert await deviation(engine, 1, plain, 2) > 0.1
     finally:
         await engine.close()

@@ -9,12 +9,12 @@ puller that fills other memory from it; verification, deltas and sharing on a ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.weights.manifest import Manifest
+from slipstream.weights.manifest import Layout, Manifest
 
 Array = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]
@@ -42,6 +42,15 @@ class Source(Protocol):
 
     def copy_rows(self, target: Bytes, first: int, last: int) -> None:
         """Write rows `first` to `last` of the first dimension (a scalar counts as one row), row-major."""
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """Sources that cannot be written one by one, such as shards of several ranks: all of them write themselves."""
+
+    def write_all(self, target: Bytes, layout: Layout) -> None:
+        """Write every tensor to its place in `target` [total_bytes]."""
         ...
 
 
@@ -82,6 +91,11 @@ class Mapped(Protocol):
 
 class Committable(Protocol):
     """A version that is copied but not yet visible."""
+
+    @property
+    def data(self) -> Bytes:
+        """Its bytes [total_bytes]."""
+        ...
 
     def commit(self) -> Manifest:
         """Digest and make it available; blocks for that long, so it belongs in a thread."""

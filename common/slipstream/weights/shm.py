@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slipstream.errors import WeightsError
 from slipstream.weights import segments
-from slipstream.weights.base import Bytes, Source
+from slipstream.weights.base import Bytes, Source, Together
 from slipstream.weights.copying import check_sources, copy_all, plan
 from slipstream.weights.digests import bucket_digests, whole_digest
 from slipstream.weights.manifest import Layout, Manifest
@@ -45,6 +45,11 @@ class Staged:
         The learner may train on meanwhile, so call it from a thread.
         """
         return self._commit(self, digests or [])
+
+    @property
+    def data(self) -> Bytes:
+        """Its bytes [total_bytes], as long as nobody else has them."""
+        return self.segment.data
 
     def abandon(self) -> None:
         """Give its memory back instead: a newer version takes its place. Not after a commit."""
@@ -120,6 +125,9 @@ class ShmPublisher:
             WeightsError, UserError: As `publish`.
         """
         check_sources(self.layout, tensors)
+        if isinstance(tensors, Together):
+            together = tensors
+            return self.fill(version, lambda data: together.write_all(data, self.layout))
         return self.fill(version, lambda data: copy_all(data, tensors, self._batches, self._pool))
 
     def fill(self, version: int, write: Callable[[Bytes], None]) -> Staged:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.learner.lora import without_dropout
-from slipstream.learner.trainer import Trainer
+from slipstream.learner.model import Policy
 from slipstream.weights.manifest import Canary
 
 _PROMPTS = 2
@@ -13,19 +12,14 @@ _LENGTH = 8
 _LIKELIEST = 8  # so that a near tie, which rounding may turn, is no difference
 
 
-def canaries(trainer: Trainer) -> list[Canary]:
+def canaries(policy: Policy) -> list[Canary]:
     """The likeliest next tokens of each prompt at the present weights; a forward pass over 16 tokens.
 
-    Empty where the model is sharded: a forward pass there takes every rank.
+    Common work of all ranks where the model is sharded.
     """
-    if getattr(getattr(trainer, "ranks", None), "mesh", None) is not None:
-        return []
-    policy = trainer.policy
     prompts_RL = fixed_prompts(policy.head_weight.shape[0])
-    with torch.no_grad(), without_dropout(policy.module):
-        tokens_RL = torch.tensor(prompts_RL, device=policy.device)
-        logits_RV = policy.module(input_ids=tokens_RL, use_cache=False).logits[:, -1].float()
-        likeliest = torch.log_softmax(logits_RV, dim=-1).topk(min(_LIKELIEST, logits_RV.shape[-1]))
+    logits_RV = policy.last_logits(torch.tensor(prompts_RL, device=policy.device)).float()
+    likeliest = torch.log_softmax(logits_RV, dim=-1).topk(min(_LIKELIEST, logits_RV.shape[-1]))
     return [
         Canary(prompt, ids, logprobs)
         for prompt, ids, logprobs in zip(

@@ -21,7 +21,7 @@ from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
-from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name
+from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name, without_dropout
 from slipstream.learner.lora_targets import check_targets
 from slipstream.models.tensors import content_digest, read_tensors
 
@@ -112,6 +112,12 @@ class Policy:
         logprobs_N, entropy_N = self.scorer(batch, temperature)
         return batch.spread(logprobs_N), batch.spread(entropy_N)
 
+    def last_logits(self, tokens_RL: Tensor) -> Tensor:
+        """Logits [R, V] behind the last token of each row, without gradient; tokens are on the policy's device."""
+        with torch.no_grad(), without_dropout(self.module):
+            logits_RV: Tensor = self.scorer(None, 1.0, tokens_RL)[0]
+        return logits_RV
+
     def hidden_states(self, batch: MicroBatch) -> Tensor:
         """Final hidden states [R, L, D] of a micro-batch's tokens; the batch is on the policy's device."""
         mask = batch.mask_R1LL
@@ -143,9 +149,14 @@ class Scorer(nn.Module):
         self.model = policy.module
         self._policy = (policy,)  # a tuple, so that torch does not look for modules in it
 
-    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies [N] of the batch's pairs."""
+    def forward(
+        self, batch: MicroBatch | None, temperature: float, tokens_RL: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs and entropies [N] of the batch's pairs; or, of plain tokens, the last logits [R, V] twice."""
         policy = self._policy[0]
+        if batch is None:
+            logits_RV = policy.module(input_ids=tokens_RL, use_cache=False).logits[:, -1].clone()
+            return logits_RV, logits_RV
         hidden_ND = policy.hidden_states(batch).flatten(0, 1).index_select(0, batch.source_N)
         logprobs_N, entropy_N = from_hidden(
             hidden_ND, policy.head_weight, batch.target_N, temperature, entropy=True

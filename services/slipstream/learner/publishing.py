@@ -15,7 +15,6 @@ import msgspec
 import torch
 
 from slipstream.config.schema import Config
-from slipstream.learner.canary import canaries
 from slipstream.learner.lora_publishing import adapter_of
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
@@ -24,7 +23,6 @@ from slipstream.transport.keys import keys_of
 from slipstream.weights.base import Committable, Publisher
 from slipstream.weights.manifest import Adapter, Canary, Manifest, encode_manifest, layout
 from slipstream.weights.topology import routes
-from slipstream.weights.torch_io import Gathered, gather
 from slipstream.weights.transports import open_publisher
 
 _REMEMBERED = 8
@@ -59,11 +57,13 @@ class Publishing:
         self._idle.set()
         self._dtype: torch.dtype = getattr(torch, config.model.dtype)
         self._adapter: Adapter | None = None
-        gathered = self._gathered()
+        sources = trainer.outlet.sources(self._wire)
+        self._layout = layout(sources.tensors, sources.tied)
+        self._compared = False
         self._publisher: Publisher = open_publisher(
             config.run.name or "",
             int(learner, 16),
-            layout(gathered.tensors, gathered.tied),
+            self._layout,
             config.weights,
             address=config.network.host,
             threads=_COPY_THREADS,
@@ -106,16 +106,20 @@ class Publishing:
         """What others should see in the ledger: the fingerprints of the newest versions."""
         return {"fingerprints": dict(self._fingerprints)}
 
-    def _gathered(self) -> Gathered:
-        """The weights in the dtype in which they travel; adapters keep theirs."""
-        dtype = None if self._trainer.policy.adapters else self._dtype
-        return gather(self._trainer.tensors(), dtype)
+    @property
+    def _wire(self) -> torch.dtype | None:
+        """The dtype in which the weights travel; adapters keep theirs."""
+        return None if self._trainer.policy.adapters else self._dtype
 
     def _stage(self, version: int) -> tuple[int, Committable, list[Canary]]:
-        staged = self._publisher.stage(version, self._gathered().tensors)
+        outlet = self._trainer.outlet
+        staged = outlet.stage(self._publisher, version, self._wire)
+        if not self._compared:  # the first byte for byte; later ones are known by their digests
+            outlet.compare(self._layout, staged.data)
+            self._compared = True
         if self._adapter is None:
             self._adapter = adapter_of(self._trainer.policy, self._dtype)
-        return version, staged, canaries(self._trainer) if self._canary else []
+        return version, staged, outlet.canaries() if self._canary else []
 
     async def _announce(self, version: int, staged: Committable, heard: list[Canary]) -> None:
         manifest = await asyncio.to_thread(staged.commit)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -92,6 +92,13 @@ class Ranks:
             _store().set(f"{_STORE_PREFIX}/{self._announced}", work)
             if self._announced > _KEPT:
                 _store().delete_key(f"{_STORE_PREFIX}/{self._announced - _KEPT}")
+
+    def call(self, work: str, frames: Callable[[], Sequence[bytes | memoryview]] | None = None) -> None:
+        """Rank 0: have the others do the same, with the same arguments; they find out by `called` and `share`."""
+        if self.size > 1 and self.leads:
+            self.announce(work)
+            if frames is not None:
+                self.share(frames())
 
     def called(self) -> str:
         """The others: wait, without a limit, for the next piece of common work.

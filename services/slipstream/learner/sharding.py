@@ -67,6 +67,15 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return found
 
 
+def reshard(root: nn.Module) -> None:
+    """Back to this rank's shards alone, also after a forward pass that no backward pass followed."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in root.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def is_sharded(value: Tensor) -> bool:
     """Whether this is one rank's part of a tensor."""
     return hasattr(value, "full_tensor")

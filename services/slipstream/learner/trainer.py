@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -32,10 +32,11 @@ from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer, planned_updates
+from slipstream.learner.outlet import Outlet
 from slipstream.learner.ranks import Ranks
 from slipstream.learner.report import Reason, StepReport
 from slipstream.learner.scoring import score
-from slipstream.learner.sharding import shard, whole_on_host
+from slipstream.learner.sharding import shard
 from slipstream.learner.wire import pack_work
 from slipstream.staleness import Lost, masks_over_bound
 
@@ -50,6 +51,7 @@ class Trainer:
         optimizer: Its optimizer.
         nonfinite: Steps skipped for a non-finite gradient, in all.
         nonfinite_in_a_row: The same since the last good step.
+        outlet: Its weights on their way out.
         saves: Its saves, of this rank's part.
         governor: What its effective sample size changes.
         watched: Samples of the next batch, by number, whose logprobs the report is to hold.
@@ -84,6 +86,7 @@ class Trainer:
         self.nonfinite_in_a_row = 0
         self.watched: Collection[int] = ()
         self.governor = Governor.of(config)
+        self.outlet = Outlet(self.policy, self.ranks)
         self.saves = state.Saves(self.ranks, config.learner.parallel.timeout_seconds)
 
     def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
@@ -100,7 +103,7 @@ class Trainer:
             RunHalted: Too many non-finite steps in a row.
             StalenessError: A token of a version that does not exist yet.
         """
-        self._call_ranks("step", lambda: pack_work(groups, version, lost))
+        self.ranks.call("step", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
         with report.timed("build"):
             prepared, batch = self._prepared(groups, version, lost, report)
@@ -119,21 +122,15 @@ class Trainer:
         return report.ended()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights to publish, by Hugging Face name; views, valid until the next step.
-
-        Of a sharded model rank 0 gets whole tensors in host memory, one gathered after the other; others get none.
-        """
-        self._call_ranks("tensors")
-        if self.ranks.mesh is None:
-            return self.policy.tensors()
-        return dict(whole_on_host(self.policy.tensors(), self.ranks.leads))
+        """The weights by Hugging Face name; see `Outlet.tensors`."""
+        return self.outlet.tensors()
 
     def save_writers(self) -> dict[str, Writer]:
         """What a checkpoint holds: for each file name, a function that writes it from a copy of the present state.
 
         Rank 0 gets those of all ranks; the others' copies wait, each in its own process, until one is called.
         """
-        self._call_ranks("save")
+        self.ranks.call("save")
         return self.saves.writers(self)
 
     def load(self, folder: Path) -> None:
@@ -142,7 +139,7 @@ class Trainer:
         Raises:
             UserError: The checkpoint is of another model, or lacks a file.
         """
-        self._call_ranks("load", lambda: [str(folder).encode()])
+        self.ranks.call("load", lambda: [str(folder).encode()])
         state.load(self, folder, self.ranks)
 
     def load_weights(self, folder: Path) -> None:
@@ -151,15 +148,8 @@ class Trainer:
         Raises:
             UserError: The checkpoint is of another model, or lacks a file.
         """
-        self._call_ranks("weights", lambda: [str(folder).encode()])
+        self.ranks.call("weights", lambda: [str(folder).encode()])
         state.load_weights(self, folder)
-
-    def _call_ranks(self, work: str, frames: Callable[[], list[bytes | memoryview]] | None = None) -> None:
-        """Rank 0: have the others do the same; they find out by `ranks.called`."""
-        if self.ranks.size > 1 and self.ranks.leads:
-            self.ranks.announce(work)
-            if frames is not None:
-                self.ranks.share(frames())
 
     def _prepared(self, groups: Scored, version: int, lost: Lost, report: StepReport) -> tuple[Prepared, Batch]:
         stale = self._config.staleness

@@ -42,12 +42,12 @@ def follow(trainer: Trainer) -> None:
     while (work := ranks.called()) != STOP:
         if work == "step":
             trainer.step(*unpack_work(ranks.share(None)))
-        elif work == "tensors":
-            trainer.tensors()
         elif work == "save":
             trainer.save_writers()
         elif work == "load":
             trainer.load(Path(ranks.share(None)[0].decode()))
         elif work == "weights":
             trainer.load_weights(Path(ranks.share(None)[0].decode()))
+        else:
+            trainer.outlet.follow(work)
     trainer.saves.drop(_LAST_SAVE_SECONDS)
