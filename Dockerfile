@@ -65,7 +65,7 @@ USER 10001:10001
 FROM deps-core AS deps-cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN /opt/slipstream/bin/pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--extra-index-url ${TORCH_INDEX}} torch
-RUN /opt/slipstream/bin/python requirements.py train reasoning-gym datasets > train.txt \
+RUN /opt/slipstream/bin/python requirements.py train reasoning-gym datasets lora > train.txt \
  && /opt/slipstream/bin/pip install --no-cache-dir --constraint constraints.txt --requirement train.txt
 
 FROM runtime AS cpu
@@ -80,7 +80,7 @@ USER 10001:10001
 FROM deps-core AS deps-gpu
 # vLLM pins torch and transformers to its own; what else is pinned stays so.
 RUN grep --invert-match --extended-regexp '^(torch|transformers|tokenizers|numpy|huggingface_hub)==' constraints.txt > gpu.txt \
- && /opt/slipstream/bin/python requirements.py train reasoning-gym datasets vllm > train.txt \
+ && /opt/slipstream/bin/python requirements.py train reasoning-gym datasets lora vllm > train.txt \
  && /opt/slipstream/bin/pip install --no-cache-dir --constraint gpu.txt --requirement core.txt --requirement train.txt
 
 FROM runtime AS gpu

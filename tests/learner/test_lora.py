@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from slipstream.config.data import ModelSection
 from slipstream.config.lora import LoraSection
@@ -119,3 +120,14 @@ def test_dropout_is_live_in_training_and_not_in_the_canary(llama_folder):
         with without_dropout(policy.module):
             assert torch.equal(logits(), logits())
         assert not torch.equal(logits(), logits())
+
+
+def test_a_model_whose_files_have_other_names_is_refused(make_llama, tmp_path):
+    """transformers finds them without their prefix too; a replica would not."""
+    folder = make_llama(tmp_path)
+    named = load_file(folder / "model.safetensors")
+    named = {name.removeprefix("model."): value for name, value in named.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    Policy(folder, ModelSection(), "cpu")
+    with pytest.raises(UserError, match=r"hold no model\.embed_tokens\.weight"):
+        Policy(folder, ModelSection(), "cpu", LoraSection(rank=2))

@@ -42,5 +42,20 @@ def check_targets(folder: Path, lora: LoraSection) -> None:
     choose([name.removesuffix(".weight") for name in matrices], lora.targets)
 
 
+def check_names(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a model whose files name its tensors otherwise than it does: replicas read the base from the files.
+
+    Raises:
+        UserError: Names the first that the files have not.
+    """
+    shapes = tensor_shapes(folder)
+    missing = [name for name in names if name not in shapes]
+    if missing:
+        raise UserError(
+            f"learner.lora.rank: the files in {folder} hold no {missing[0]}, which the model made of them has",
+            "save the model with transformers, or train all weights (null)",
+        )
+
+
 def _names(target: str, layer: str) -> bool:
     return layer == target or layer.endswith(f".{target}")

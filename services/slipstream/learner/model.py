@@ -22,7 +22,7 @@ from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
 from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name, without_dropout
-from slipstream.learner.lora_targets import check_targets
+from slipstream.learner.lora_targets import check_names, check_targets
 from slipstream.models.tensors import content_digest, read_tensors
 
 _LOG = logging.getLogger("slipstream.learner")
@@ -59,6 +59,8 @@ class Policy:
         self.module = _load(folder, settings).to(self.device)
         _switch_off_dropout_modules(self.module)
         self.adapters = add_adapters(self.module, lora)
+        if self.adapters is not None:
+            check_names(folder, self.base_tensors())
         self.module.train()
         self._embedding = self.module.get_input_embeddings()
         # The embedding's gradient must not skip an id because the tokenizer also pads with it.
