@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def flat(model: Any, wire: torch.dtype) -> tuple[np.ndarray, Layout]:
     data = np.zeros(plan.total_bytes, np.uint8)
     for spec in plan.tensors:
         place = data[spec.offset : spec.offset + spec.nbytes]
-        gathered.tensors[spec.name].copy_rows(place, 0, spec.shape[0])
+        gathered.tensors[spec.name].copy(place, 0, math.prod(spec.shape))
     return data, plan
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from types import SimpleNamespace
 
@@ -40,7 +41,7 @@ class FakePublisher:
     def stage(self, version, tensors):
         data = np.zeros(self.layout.total_bytes, dtype=np.uint8)
         for spec in self.layout.tensors:
-            tensors[spec.name].copy_rows(data[spec.offset : spec.offset + spec.nbytes], 0, spec.shape[0])
+            tensors[spec.name].copy(data[spec.offset : spec.offset + spec.nbytes], 0, math.prod(spec.shape))
         self.staged[version] = {"w": torch.from_numpy(data[:12].view(np.float32))}
         data[5] ^= self.spoil
 

@@ -8,6 +8,7 @@ root. The ranks are forked from one process, so that the libraries are imported 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -110,8 +111,8 @@ class Memory:
             tensors.write_all(self.data, self.layout)
             return self
         for spec in self.layout.tensors:
-            rows = spec.shape[0] if spec.shape else 1
-            tensors[spec.name].copy_rows(self.data[spec.offset : spec.offset + spec.nbytes], 0, rows)
+            place = self.data[spec.offset : spec.offset + spec.nbytes]
+            tensors[spec.name].copy(place, 0, math.prod(spec.shape))
         return self
 
 

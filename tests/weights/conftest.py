@@ -21,7 +21,7 @@ PUBLISHER = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from slipstream.weights import shm
+from slipstream.weights import copying, shm
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import encode_manifest, layout
 
@@ -31,7 +31,7 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 class Deadly(ArraySource):
-    def copy_rows(self, target, first, last):
+    def raw(self, first, last):
         die()
 
 def model(value):
@@ -46,7 +46,7 @@ tensors = model(2)
 if phase == "copying":
     tensors["t3"] = Deadly(np.zeros((4, 1024), np.float32))
 if phase == "digesting":
-    shm.bucket_digests = die
+    copying.Digest.text = die
 staged = publisher.stage(2, tensors)
 if phase == "naming":
     staged.segment.rename = die

@@ -134,7 +134,7 @@ def test_a_source_that_fails_leaves_the_last_version_and_the_next_publish_works(
     """Case 72"""
 
     class Broken(ArraySource):
-        def copy_rows(self, target, first, last):
+        def raw(self, first, last):
             raise RuntimeError("lost device")
 
     manifest = publisher.publish(1, model(1.0))

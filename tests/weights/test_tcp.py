@@ -107,7 +107,7 @@ def test_corruption_on_the_way_is_refused_and_the_next_fetch_works(publisher, su
 
     def flip(self, manifest, endpoint, part, target, start, filled):
         def spoilt(stop):
-            target[0] ^= stop == 10000  # once
+            target[0] ^= stop == 5000  # once
             filled(stop)
 
         real(self, manifest, endpoint, part, target, start, spoilt)

@@ -2,68 +2,55 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from slipstream.weights.base import Bytes
-from slipstream.weights.digests import bucket_digest, compare
+from slipstream.weights.digests import Digest, compare
 from slipstream.weights.manifest import Manifest
 
 
 class Verifier:
-    """Digests each bucket as soon as its last byte is in.
+    """Digests bytes right after they came, by the thread that received them: they are in its cache still.
 
     Args:
         manifest: With the digests expected. data: Where the version arrives [total_bytes].
-        pool: Threads that digest.
-        ready: Hears, from those threads, up to which byte everything is verified.
+        ready: Hears up to which byte everything is verified.
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        data: Bytes,
-        pool: ThreadPoolExecutor,
-        ready: Callable[[int], None] = lambda stop: None,
+        self, manifest: Manifest, data: Bytes, ready: Callable[[int], None] = lambda stop: None
     ) -> None:
         self._manifest, self._layout, self._data = manifest, manifest.layout, data
-        self._pool, self._ready = pool, ready
-        self._running: list[Future[str]] = []
-        self._good: set[int] = set()
-        self._told = 0
-        self._guard = threading.Lock()
+        self._ready = ready
+        self._found: list[str] = []
+        self._digest, self._at = Digest(), 0
+        self._good = 0
 
     def filled(self, stop: int) -> None:
         """All bytes before `stop` are in place."""
-        while len(self._running) < self._layout.buckets and self._layout.bucket(len(self._running))[1] <= stop:
-            self._running.append(self._pool.submit(self._digest, len(self._running)))
+        while self._at < stop:
+            end = self._layout.bucket(len(self._found))[1]
+            until = min(end, stop)
+            self._digest.update(self._data[self._at : until])
+            self._at = until
+            if until == end:
+                self._complete(end)
 
     def check(self) -> None:
         """Compare all digests; raises as `digests.compare`."""
-        compare([future.result() for future in self._running], self._manifest)
+        compare(self._found, self._manifest)
 
     def resume(self) -> int:
         """The byte from which to go on, from another source: the start of the first bucket that is not good."""
-        self.wait()
-        good = 0
-        while good in self._good:
-            good += 1
-        del self._running[good:]
-        return min(good * self._layout.bucket_bytes, self._layout.total_bytes)
+        del self._found[self._good :]
+        self._digest = Digest()
+        self._at = min(self._good * self._layout.bucket_bytes, self._layout.total_bytes)
+        return self._at
 
-    def wait(self) -> None:
-        """Until nothing reads the bytes any more."""
-        for future in self._running:
-            future.exception()
-
-    def _digest(self, index: int) -> str:
-        found = bucket_digest(self._data[slice(*self._layout.bucket(index))])
-        if found == self._manifest.digests[index]:
-            with self._guard:
-                self._good.add(index)
-                while self._told in self._good:
-                    self._told += 1
-                if self._told:
-                    self._ready(self._layout.bucket(self._told - 1)[1])
-        return found
+    def _complete(self, end: int) -> None:
+        index = len(self._found)
+        self._found.append(self._digest.text())
+        self._digest = Digest()
+        if index == self._good and self._found[index] == self._manifest.digests[index]:
+            self._good += 1
+            self._ready(end)

@@ -30,7 +30,10 @@ def carrier(dtype: str) -> np.dtype[np.generic]:
 
 
 class Source(Protocol):
-    """A tensor of the learner that can write itself, in the wire dtype, into host memory."""
+    """A tensor of the learner that can write itself, in the wire dtype, into host memory.
+
+    Its elements are counted row by row, `first` to `last` of them at a time.
+    """
 
     @property
     def dtype(self) -> str:
@@ -40,8 +43,17 @@ class Source(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def copy_rows(self, target: Bytes, first: int, last: int) -> None:
-        """Write rows `first` to `last` of the first dimension (a scalar counts as one row), row-major."""
+    @property
+    def on_host(self) -> bool:
+        """Whether it lies in host memory, where reading it twice costs little."""
+        ...
+
+    def raw(self, first: int, last: int) -> Bytes | None:
+        """The elements' bytes as they lie in host memory, if that is also how they travel."""
+        ...
+
+    def copy(self, target: Bytes, first: int, last: int) -> None:
+        """Write the elements into `target`, cast to the wire dtype."""
         ...
 
 
@@ -55,16 +67,24 @@ class Together(Protocol):
 
 
 class ArraySource:
-    """A numpy array as a source; `dtype` names the wire dtype where numpy has none, such as "bfloat16"."""
+    """A numpy array as a source; `dtype` names the wire dtype where numpy has none, such as "bfloat16".
+
+    A strided array is copied here, any other when it is published.
+    """
+
+    on_host = True
 
     def __init__(self, array: Array, dtype: str = "") -> None:
         self.dtype = dtype or str(array.dtype)
         self.shape = tuple(array.shape)
-        self._rows = array if array.ndim else array.reshape(1)
+        self._item = array.dtype.itemsize
+        self._bytes: Bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
-    def copy_rows(self, target: Bytes, first: int, last: int) -> None:
-        rows = self._rows[first:last]
-        np.copyto(target.view(rows.dtype).reshape(rows.shape), rows)
+    def raw(self, first: int, last: int) -> Bytes | None:
+        return self._bytes[first * self._item : last * self._item]
+
+    def copy(self, target: Bytes, first: int, last: int) -> None:
+        np.copyto(target, self._bytes[first * self._item : last * self._item])
 
 
 class Mapped(Protocol):

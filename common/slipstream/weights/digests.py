@@ -17,6 +17,21 @@ from slipstream.weights.manifest import Layout, Manifest
 Bytes = npt.NDArray[np.uint8]
 
 
+class Digest:
+    """The digest of one bucket whose bytes come piece by piece."""
+
+    def __init__(self) -> None:
+        self._state = xxhash.xxh3_128()
+
+    def update(self, data: Bytes) -> None:
+        """The next bytes; without the GIL where they are many."""
+        self._state.update(data.data)
+
+    def text(self) -> str:
+        """As `bucket_digest` of all of them."""
+        return self._state.hexdigest()
+
+
 def bucket_digest(data: Bytes) -> str:
     """Digest of one bucket; the GIL is released while it is computed."""
     return xxhash.xxh3_128_hexdigest(data.data)

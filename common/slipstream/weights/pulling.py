@@ -43,7 +43,7 @@ class PullSubscriber:
     Args:
         pullers: One for each transport, the preferred first.
         expected: The layout of the engine's own model; a version that differs is refused.
-        directory: Where the buffers lie. threads: Threads that verify, while further bytes arrive.
+        directory: Where the buffers lie. threads: Threads that verify what another process pulled.
         host: Name of this host among those of the run; its processes share what one of them pulls. Empty keeps
             the buffers to this process.
         serve: Opens the server that passes versions on to further hosts; None passes nothing on.
@@ -164,7 +164,7 @@ class PullSubscriber:
             if self._shelf is not None:
                 self._shelf.withdraw(manifest)
             raise
-        staged.commit(manifest.digests)
+        staged.commit()
         if self._shelf is not None:
             self._shelf.offer(manifest, b"".join(blob), stored)
         weights = ShmWeights(manifest, map_version(self._directory, stored))
@@ -189,8 +189,8 @@ class PullSubscriber:
             )
         return found
 
-    def _receive(self, manifest: Manifest, target: Bytes, passed_on: Callable[[bytes], None]) -> None:
-        """Fill `target` [total_bytes], the short way if that leads to the right digests."""
+    def _receive(self, manifest: Manifest, target: Bytes, passed_on: Callable[[bytes], None]) -> list[str]:
+        """Fill `target` [total_bytes], the short way if that leads to the right digests, which it returns."""
         if manifest.delta is not None and manifest.delta.base_digest == self._base_digest:
             try:
                 passed_on(self._receive_delta(manifest, manifest.delta, target))
@@ -198,8 +198,9 @@ class PullSubscriber:
                 self.deltas_failed += 1
             else:
                 self.deltas_applied += 1
-                return
+                return manifest.digests
         self._receive_dense(manifest, target)
+        return manifest.digests
 
     def _receive_delta(self, manifest: Manifest, offer: DeltaOffer, target: Bytes) -> bytes:
         blob = np.empty(offer.nbytes, np.uint8)
@@ -216,20 +217,17 @@ class PullSubscriber:
         """From the first source that has it; what is good already is not fetched from the next one again."""
         sources = self._sources(manifest)
         arriving = self._shelf.arriving(manifest, target) if self._shelf is not None else None
-        verifier = Verifier(manifest, target, self._pool, arriving.advance if arriving else lambda _: None)
+        verifier = Verifier(manifest, target, arriving.advance if arriving else lambda _: None)
         start = 0
-        try:
-            for index, (puller, endpoint) in enumerate(sources):
-                try:
-                    puller.pull(manifest, endpoint, "dense", target, start, verifier.filled)
-                    verifier.check()
-                    return
-                except (WeightsError, TransportTimeout):
-                    if index == len(sources) - 1:
-                        raise
-                    start = verifier.resume()
-        finally:
-            verifier.wait()
+        for index, (puller, endpoint) in enumerate(sources):
+            try:
+                puller.pull(manifest, endpoint, "dense", target, start, verifier.filled)
+                verifier.check()
+                return
+            except (WeightsError, TransportTimeout):
+                if index == len(sources) - 1:
+                    raise
+                start = verifier.resume()
 
 
 class AutoSubscriber:

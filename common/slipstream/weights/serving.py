@@ -1,6 +1,6 @@
 """The learner's side between hosts: what lies in shared memory is offered over every transport that is open.
 
-Only `stage` costs the learner time. Digests, deltas, copies to a store and the plan of who asks whom belong to the
+Only `stage` costs the learner time. Deltas, copies to a store and the plan of who asks whom belong to the
 commit, which runs aside.
 """
 
@@ -54,7 +54,7 @@ class ServingPublisher:
     def stage(self, version: int, tensors: Mapping[str, Source]) -> Staged:
         """The one copy; the tensors may change once this returns."""
         staged = self._shm.stage(version, tensors)
-        return replace(staged, _commit=lambda _, digests: self._offer(staged.commit(digests)))
+        return replace(staged, _commit=lambda _: self._offer(staged.commit()))
 
     def retire(self, acknowledged: int) -> None:
         """Remove the versions below the lowest that every live replica serves; never the newest."""

@@ -32,19 +32,20 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A version that is copied but not yet visible; `commit` computes its digests and makes it so."""
+    """A version that is copied but not yet visible; `commit` makes it so."""
 
     version: int
     segment: segments.Segment
-    _commit: Callable[[Staged, list[str]], Manifest]
+    digests: list[str]  # of each bucket, or nothing while they are not known
+    _commit: Callable[[Staged], Manifest]
     _abandon: Callable[[Staged], None]
 
-    def commit(self, digests: list[str] | None = None) -> Manifest:
-        """Digest (unless the bucket digests are known) and publish.
+    def commit(self) -> Manifest:
+        """Digest, unless that was done with the copy, and publish.
 
         The learner may train on meanwhile, so call it from a thread.
         """
-        return self._commit(self, digests or [])
+        return self._commit(self)
 
     @property
     def data(self) -> Bytes:
@@ -92,7 +93,7 @@ class ShmPublisher:
         self.directory, self._keep_seconds, self._keep_versions = directory, keep_seconds, keep_versions
         self._clock = clock
         self._prefix = segments.prefix_of(run, incarnation)
-        self._batches = plan(layout)
+        self._buckets = plan(layout)
         self._live: dict[int, _Live] = {}
         self._spares: list[segments.Segment] = []
         self._writing: list[segments.Segment] = []
@@ -125,13 +126,19 @@ class ShmPublisher:
             WeightsError, UserError: As `publish`.
         """
         check_sources(self.layout, tensors)
-        if isinstance(tensors, Together):
-            together = tensors
-            return self.fill(version, lambda data: together.write_all(data, self.layout))
-        return self.fill(version, lambda data: copy_all(data, tensors, self._batches, self._pool))
 
-    def fill(self, version: int, write: Callable[[Bytes], None]) -> Staged:
+        def write(data: Bytes) -> list[str]:
+            if not isinstance(tensors, Together):
+                return copy_all(data, tensors, self._buckets, self._pool)
+            tensors.write_all(data, self.layout)
+            return []
+
+        return self.fill(version, write)
+
+    def fill(self, version: int, write: Callable[[Bytes], list[str]]) -> Staged:
         """Stage a version whose bytes [total_bytes] `write` puts in place; what it raises is passed on.
+
+        It returns the digest of each bucket, or nothing if these are still to be computed.
 
         Raises:
             WeightsError, UserError: As `publish`.
@@ -145,12 +152,12 @@ class ShmPublisher:
             self._writing.append(segment)
         try:
             segment.rename(f"{self._prefix}-{version}.part")
-            write(segment.data)
+            digests = write(segment.data)
         except BaseException:
             self._free(segment)
             raise
         self._last = version
-        return Staged(version, segment, self._commit, self._give_back)
+        return Staged(version, segment, digests, self._commit, self._give_back)
 
     def retire(self, acknowledged: int) -> None:
         """Remove the versions below the lowest that every live replica serves; never the newest."""
@@ -172,9 +179,9 @@ class ShmPublisher:
         with self._guard:
             self._remove_files()
 
-    def _commit(self, staged: Staged, digests: list[str]) -> Manifest:
+    def _commit(self, staged: Staged) -> Manifest:
         self._check_open()
-        digests = digests or bucket_digests(staged.segment.data, self.layout, self._pool)
+        digests = staged.digests or bucket_digests(staged.segment.data, self.layout, self._pool)
         name = f"{self._prefix}-{staged.version}"
         with self._guard:
             self._check_open()

@@ -15,6 +15,7 @@ from slipstream.weights.stream_wire import Endpoint, frame, parse_endpoint, take
 from slipstream.weights.tcp_wire import MAX_HEADER_BYTES, ChunkRequest, check_reply, chunk_requests
 
 WINDOW = 4  # requests under way
+PART_BYTES = 512 << 10  # told of while it is still in the cache, where its digest is cheap
 
 
 def pull_stream(
@@ -62,10 +63,9 @@ class _Pull:
         for index, request in enumerate(requests):
             self._deadline = time.monotonic() + self._seconds
             check_reply(self._header(), request)
-            self._fill(self._target[request.offset : request.offset + request.length])
+            self._fill(request.offset, request.offset + request.length, filled)
             if index + WINDOW < len(requests):
                 self._ask(requests[index + WINDOW])
-            filled(request.offset + request.length)
 
     def _ask(self, request: ChunkRequest) -> None:
         self._connection.sendall(frame(msgspec.msgpack.encode(request)))
@@ -90,14 +90,17 @@ class _Pull:
                 raise ConnectionResetError("the stream ended")
             inbox += data
 
-    def _fill(self, place: memoryview) -> None:
-        done = 0
-        while done < len(place):
+    def _fill(self, done: int, stop: int, filled: Callable[[int], None]) -> None:
+        told = done
+        while done < stop:
             self._wait()
-            received = self._connection.recv_into(place[done:])
+            received = self._connection.recv_into(self._target[done : min(done + PART_BYTES, stop)])
             if not received:
                 raise ConnectionResetError("the stream ended")
             done += received
+            if done - told >= PART_BYTES or done == stop:
+                filled(done)
+                told = done
 
     def _wait(self) -> None:
         """Give the next read what is left of the frame's time."""

@@ -14,7 +14,7 @@ from slipstream.weights.base import Bytes, Mapped
 
 @dataclass(frozen=True, slots=True)
 class TorchSource:
-    """A tensor that is cast and moved to host memory in one pass, straight into its place."""
+    """A tensor, contiguous if it shall be fast, that is cast and moved to host memory in one pass, straight into its place."""
 
     tensor: torch.Tensor
     wire: torch.dtype
@@ -27,9 +27,18 @@ class TorchSource:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
-    def copy_rows(self, target: Bytes, first: int, last: int) -> None:
-        rows = (self.tensor if self.tensor.ndim else self.tensor.reshape(1))[first:last]
-        torch.frombuffer(target, dtype=self.wire).view(rows.shape).copy_(rows)
+    @property
+    def on_host(self) -> bool:
+        return self.tensor.device.type == "cpu"
+
+    def raw(self, first: int, last: int) -> Bytes | None:
+        if not self.on_host or self.tensor.dtype != self.wire or not self.tensor.is_contiguous():
+            return None
+        found: Bytes = self.tensor.view(-1)[first:last].view(torch.uint8).numpy()
+        return found
+
+    def copy(self, target: Bytes, first: int, last: int) -> None:
+        torch.frombuffer(target, dtype=self.wire).copy_(self.tensor.reshape(-1)[first:last])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ def gather(state_dict: Mapping[str, torch.Tensor], dtype: torch.dtype | None = N
     """Sources of a state dict; floating-point tensors travel as `dtype` (None keeps each as it is).
 
     Tied names (an output head that is the embedding) are found by their memory, so that they stay tied on the
-    other side; the first name in the dict's order keeps the bytes. Nothing is copied yet.
+    other side; the first name in the dict's order keeps the bytes. Nothing is copied yet, but for strided tensors.
 
     Raises:
         WeightsError: A tensor without data, on the meta device.
@@ -61,7 +70,7 @@ def gather(state_dict: Mapping[str, torch.Tensor], dtype: torch.dtype | None = N
             continue
         owners[memory] = name
         wire = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        tensors[name] = TorchSource(tensor.detach(), wire)
+        tensors[name] = TorchSource(tensor.detach().contiguous(), wire)
     return Gathered(tensors, tied)
 
 

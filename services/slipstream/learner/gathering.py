@@ -59,8 +59,7 @@ class ShardedTensors(dict[str, TorchSource]):
         places = {spec.name: spec.offset for spec in layout.tensors}
         for name, source in self.items():
             if not is_sharded(source.tensor):
-                rows = source.shape[0] if source.shape else 1
-                source.copy_rows(target[places[name] :][: nbytes(source)], 0, rows)
+                source.copy(target[places[name] :][: nbytes(source)], 0, math.prod(source.shape))
         for bucket in self._buckets():
             collected = self._exchange(bucket)
             if collected is not None:

@@ -7,6 +7,7 @@ behind whatever dies. The other process opens either through this process's file
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -86,7 +87,6 @@ def _copy(tensors: Mapping[str, Array], fd: int) -> Layout:
     with mmap.mmap(fd, lies.total_bytes) as mapping:
         data = np.frombuffer(mapping, np.uint8)
         for spec in lies.tensors:
-            rows = spec.shape[0] if spec.shape else 1
-            sources[spec.name].copy_rows(data[spec.offset : spec.offset + spec.nbytes], 0, rows)
+            sources[spec.name].copy(data[spec.offset : spec.offset + spec.nbytes], 0, math.prod(spec.shape))
         del data
     return lies
