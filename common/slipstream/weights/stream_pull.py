@@ -15,7 +15,7 @@ from slipstream.weights.stream_wire import Endpoint, frame, parse_endpoint, take
 from slipstream.weights.tcp_wire import MAX_HEADER_BYTES, ChunkRequest, check_reply, chunk_requests
 
 WINDOW = 4  # requests under way
-PART_BYTES = 512 << 10  # told of while it is still in the cache, where its digest is cheap
+PART_BYTES = 1 << 20  # told of while it is still in the cache, where its digest is cheap
 
 
 def pull_stream(

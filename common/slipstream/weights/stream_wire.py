@@ -16,7 +16,6 @@ from slipstream.weights.tcp_wire import MAX_HEADER_BYTES
 SCHEME = "stream://"
 TOKEN_BYTES = 32
 LENGTH = struct.Struct(">I")
-SOCKET_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,5 @@ def take_frame(inbox: bytearray) -> bytes | None:
 
 
 def tune(connection: socket.socket) -> None:
-    """Large buffers, so that each wake-up moves megabytes."""
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+    """No waiting for more to send. Buffers stay as they are: the kernel fits them to the path, up to its own limits."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
