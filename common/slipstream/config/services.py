@@ -200,6 +200,10 @@ class WeightsSection(Section):
     transport: Literal["auto", "shm", "tcp", "ucx", "file", "nccl"] = setting(
         "auto", "auto takes shm on the learner's host and the best link to others; a name forces that one"
     )
+    allow_unencrypted: bool = setting(
+        False,
+        "auto may take ucx between hosts although the run has a key: requests are encrypted, the weights are not",
+    )
     host: str | None = setting(None, "name of this host among those of the run; null takes its host name")
     port: int = setting(
         0, "port of the learner's first link, the next link takes the next; 0 takes free ones", ge=0, le=65535

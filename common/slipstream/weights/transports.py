@@ -52,7 +52,7 @@ def open_publisher(
     servers: list[Server] = []
     stores: list[Store] = []
     try:
-        for index, scheme in enumerate(schemes(settings, address)):
+        for index, scheme in enumerate(schemes(settings, address, keys is not None)):
             port = settings.port + index if settings.port else 0
             if scheme == "file":
                 stores.append(_file_store(settings, run, incarnation))
@@ -83,7 +83,7 @@ def open_subscriber(
     """
     if settings.transport == "shm":
         return ShmSubscriber(expected=expected, threads=threads)
-    wanted = schemes(settings, address)
+    wanted = schemes(settings, address, keys is not None)
     pullers = [open_puller(scheme, settings, keys) for scheme in (wanted or ["tcp"])]
     passing = [scheme for scheme in wanted if scheme != "file"]
     pull = PullSubscriber(
@@ -98,16 +98,18 @@ def open_subscriber(
     return AutoSubscriber(ShmSubscriber(expected=expected, threads=threads), pull)
 
 
-def schemes(settings: WeightsSection, address: str) -> Sequence[str]:
+def schemes(settings: WeightsSection, address: str, keyed: bool = False) -> Sequence[str]:
     """The transports beside shared memory, the preferred first.
 
     Under `auto` these are, where other hosts can reach this one: ucx if it is installed, and tcp; and files, if
-    `weights.folder` is set.
+    `weights.folder` is set. A run that is `keyed` shall be encrypted, which over ucx the weights are not: there auto
+    takes ucx only with `weights.allow_unencrypted`.
     """
     if settings.transport != "auto":
         return [] if settings.transport == "shm" else [settings.transport]
     links = [] if _is_loopback(address) else ["tcp"]
-    if links and importlib.util.find_spec("ucxx") is not None:
+    plain = settings.allow_unencrypted or not keyed
+    if links and plain and importlib.util.find_spec("ucxx") is not None:
         links.insert(0, "ucx")
     return [*links, "file"] if settings.folder else links
 
