@@ -2,7 +2,7 @@
 
 A piece is digested while it is in the cache, so that the bytes come from memory once for both. What travels as it
 lies is digested where it lies, before its copy: the digest then vouches for the copy too, and copies that stream
-past the cache (see docs/weights.md) need not be read back. Cast bytes are digested where they arrive. What comes from a
+past the cache (docs/weights.md) need not be read back. Cast bytes are digested where they arrive. What comes from a
 device is copied only, and digested when the learner has gone on.
 """
 

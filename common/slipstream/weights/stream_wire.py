@@ -68,5 +68,5 @@ def take_frame(inbox: bytearray) -> bytes | None:
 
 
 def tune(connection: socket.socket) -> None:
-    """No waiting for more to send. Buffers stay as they are: the kernel fits them to the path, up to its own limits."""
+    """No waiting for more to send. The kernel fits the buffers to the path; a size of our own would end that."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

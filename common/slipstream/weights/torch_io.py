@@ -14,7 +14,7 @@ from slipstream.weights.base import Bytes, Mapped
 
 @dataclass(frozen=True, slots=True)
 class TorchSource:
-    """A tensor (contiguous, to be fast) that is cast and moved to host memory in one pass, straight into its place."""
+    """A tensor (contiguous, to be fast) that is cast and moved to host memory in one pass."""
 
     tensor: torch.Tensor
     wire: torch.dtype
