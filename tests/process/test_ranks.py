@@ -38,17 +38,18 @@ def _worker() -> Any:
     return module
 
 
-def _llama(folder: Path) -> Path:
+def _llama(folder: Path, seed: int = 0) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 66, "num_hidden_layers": 2}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
         ids = {"pad_token_id": 2, "eos_token_id": 2, "bos_token_id": None}
         config = LlamaConfig(**sizes, **heads, **ids, tie_word_embeddings=True, initializer_range=0.2)
         LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1}}}')
     return folder
 
 
@@ -80,6 +81,17 @@ def _objectives() -> list[dict[str, Any]]:
     return [*plain, {"recipe": "grpo", "proximal": "recompute"}]
 
 
+def _with_reference(model: Path, other: Path) -> list[dict[str, Any]]:
+    """In the loss and in the reward; and the adapters' own base, which is no second model."""
+    kl = {"recipe": "grpo", "kl_beta": 0.1}
+    apart, own = {"source": str(other)}, {"source": "start"}
+    return [
+        _tree(model, kl, reference=apart),
+        _tree(model, kl | {"kl_place": "reward"}, reference=apart),
+        _tree(model, kl, reference=own, lora={"rank": 4}),
+    ]
+
+
 def _run(plan: Path, size: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -104,6 +116,7 @@ def test_two_ranks_make_the_step_of_one_and_what_they_save_loads_on_any_number(t
     trees += [_tree(model, objectives[0], lora={"rank": 4})]
     trees += [_tree(model, objectives[0], replicate=2, lora={"rank": 4})]
     trees += [_tree(model, objectives[-1], n_mini=2)]
+    trees += _with_reference(model, _llama(tmp_path / "other", 1))
     cases: list[dict[str, Any]] = [{"tree": tree, "steps": (0, STEPS)} for tree in trees]
     sharded, replicated = tmp_path / "sharded", tmp_path / "replicated"
     cases[0]["save"], cases[trees.index(copied)]["save"] = str(sharded), str(replicated)
@@ -114,7 +127,9 @@ def test_two_ranks_make_the_step_of_one_and_what_they_save_loads_on_any_number(t
     _run(tmp_path / "two.json", 2)
     worker = _worker()
     for number, tree in enumerate(trees):
-        changes = {name: tree["learner"][name] for name in ("n_mini", "lora") if name in tree["learner"]}
+        changes = {
+            name: tree["learner"][name] for name in ("n_mini", "lora", "reference") if name in tree["learner"]
+        }
         few, many = (_tree(model, tree["objective"], tokens=tokens, **changes) for tokens in (32, 4096))
         alone = worker.train({"tree": few, "steps": (0, STEPS)}, model, Ranks())
         whole = worker.train({"tree": many, "steps": (0, STEPS)}, model, Ranks())

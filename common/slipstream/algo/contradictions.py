@@ -160,9 +160,9 @@ def _losses(s: Objective, c: Context) -> Rules:
     yield s.aggregation == "fixed_length" and s.horizon is None, "aggregation fixed_length needs horizon"
     yield (
         s.kl_beta > 0 and not c.has_reference,
-        f"kl_beta {s.kl_beta} without a reference model",
+        f"kl_beta {s.kl_beta} without a reference model (learner.reference.source)",
     )
-    yield s.kl_beta == 0 and c.has_reference, "a reference model with kl_beta 0 would only cost time"
+    yield s.kl_beta == 0 and c.has_reference, "a reference model with kl_beta 0 would only cost time and memory"
     yield (
         s.kl_beta > 0 and s.kl_place == "reward" and s.kl_kind.endswith("weighted"),
         f"kl_kind {s.kl_kind} weights a gradient; in the reward use k1, k2 or k3",

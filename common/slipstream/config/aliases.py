@@ -12,6 +12,7 @@ _NAMES = {
     "learner.optimizer.beta2": "adam_beta2",
     "learner.optimizer.eps": "adam_eps adam_epsilon",
     "learner.optimizer.schedule": "lr_scheduler lr_scheduler_type",
+    "learner.reference.source": "ref_model ref_policy reference_model ref_model_path",
     "learner.n_mini": "ppo_mini_batches num_mini_batches num_minibatches",
     "learner.micro_batch_tokens": "micro_batch_size per_device_train_batch_size max_tokens_per_gpu",
     "learner.checkpoint.every": "save_steps save_interval",

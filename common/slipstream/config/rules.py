@@ -106,6 +106,7 @@ def _context(config: Config) -> Context:
         reward_components=len(config.reward.functions),
         adam_eps=config.learner.optimizer.eps,
         n_mini=config.learner.n_mini,
+        has_reference=config.learner.reference.source is not None,
         groups_per_step=config.batch.groups,
         min_informative_groups=config.buffer.min_informative_groups,
         min_informative_frac=config.buffer.min_informative_frac,

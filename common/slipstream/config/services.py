@@ -167,6 +167,18 @@ class ParallelSection(Section):
     )
 
 
+class ReferenceSection(Section):
+    """The frozen model that the KL is measured to; only with objective.kl_beta."""
+
+    source: str | None = setting(
+        None,
+        "start (the weights that the run begins with), a folder, a built-in name or a hub id; null is none",
+    )
+    offload: bool = setting(
+        False, "keep it in host memory between its passes (CUDA); changes memory and speed only"
+    )
+
+
 class LearnerSection(Section):
     """The training process."""
 
@@ -180,6 +192,7 @@ class LearnerSection(Section):
         "begin a new run with the weights of another run's newest checkpoint, or of one checkpoint: its folder; "
         "optimizer and counts start anew",
     )
+    reference: ReferenceSection = sub(ReferenceSection, "the model that the KL is measured to")
     n_mini: int = setting(
         1, "optimizer steps per batch, each on its part of the groups; divides batch.groups", ge=1
     )

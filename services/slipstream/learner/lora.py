@@ -91,3 +91,21 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
     finally:
         for part in live:
             part.train()
+
+
+@contextmanager
+def without_adapters(module: nn.Module) -> Iterator[None]:
+    """The model as it is without its adapters while the block runs.
+
+    Not by peft's `enable_adapters`, which also takes `requires_grad` away: FSDP copies that when it gathers.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [part for part in module.modules() if isinstance(part, BaseTunerLayer)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False

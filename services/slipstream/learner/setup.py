@@ -12,6 +12,7 @@ from slipstream.config.schema import Config
 from slipstream.learner.identity import identity_of, refuse_changed_since
 from slipstream.learner.publishing import Publishing
 from slipstream.learner.ranks import leave, open_ranks
+from slipstream.learner.reference_source import reference_digest
 from slipstream.learner.start import look_for_start
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
@@ -61,7 +62,8 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     model = await asyncio.to_thread(resolve, config.model.source)
     tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
-    identity = identity_of(config, prompts.fingerprint, model)
+    reference = await asyncio.to_thread(reference_digest, config, model)
+    identity = identity_of(config, prompts.fingerprint, model, reference)
     await asyncio.to_thread(refuse_changed_since, folder.checkpoints, identity)
     if config.learner.start_from is not None and not any(folder.checkpoints.glob("step-*")):
         look_for_start(config.learner.start_from)

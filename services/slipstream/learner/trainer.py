@@ -20,25 +20,26 @@ from slipstream.algo.finite import NonFiniteError
 from slipstream.algo.metrics import Tally, finish_metrics
 from slipstream.algo.minibatch import only
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, Prepared, add_proximal, prepare
+from slipstream.algo.prepare import Prepared
 from slipstream.config.rules import objective_of
 from slipstream.config.schema import Config
 from slipstream.errors import RunHalted
 from slipstream.learner import state
 from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored
-from slipstream.learner.collect import global_batch
 from slipstream.learner.common_save import Writer
 from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer, planned_updates
 from slipstream.learner.outlet import Outlet
+from slipstream.learner.preparing import Preparing
 from slipstream.learner.ranks import Ranks
+from slipstream.learner.reference import Reference
+from slipstream.learner.reference_source import find_reference
 from slipstream.learner.report import Reason, StepReport
-from slipstream.learner.scoring import score
 from slipstream.learner.sharding import shard
 from slipstream.learner.wire import pack_work
-from slipstream.staleness import Lost, masks_over_bound
+from slipstream.staleness import Lost
 
 _LOG = logging.getLogger("slipstream.learner")
 
@@ -80,14 +81,22 @@ class Trainer:
         if self.ranks.mesh is not None:
             shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner.parallel)
         self.optimizer = Optimizer(self.policy.parameters(), config.learner.optimizer, planned_updates(config))
-        layout = Layout(config.learner.micro_batch_tokens, self.policy.shares, self.policy.pair_cost)
-        self._cutter = Cutter(self._spec, layout, self.ranks, config.learner.n_mini)
+        self._preparing = self._prepares(folder)
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
         self.watched: Collection[int] = ()
         self.governor = Governor.of(config)
         self.outlet = Outlet(self.policy, self.ranks)
         self.saves = state.Saves(self.ranks, config.learner.parallel.timeout_seconds)
+
+    def _prepares(self, folder: Path) -> Preparing:
+        config, policy = self._config, self.policy
+        source = find_reference(config, folder) if self._spec.kl_beta else None
+        reference = None if source is None else Reference(source, policy, config, self.ranks)
+        shares = policy.shares and (reference is None or reference.shares)
+        layout = Layout(config.learner.micro_batch_tokens, shares, policy.pair_cost)
+        cutter = Cutter(self._spec, layout, self.ranks, config.learner.n_mini)
+        return Preparing(config, self._spec, cutter, policy, reference, self._temperature)
 
     def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
         """Train on a batch of groups, once.
@@ -105,17 +114,16 @@ class Trainer:
         """
         self.ranks.call("step", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
-        with report.timed("build"):
-            prepared, batch = self._prepared(groups, version, lost, report)
-            parts = self._cutter.cut(groups, batch.groups_B, prepared, report)
         try:
-            prepared = self._with_proximal(prepared, parts, report)
+            prepared, groups_B, parts = self._preparing.batch(
+                groups, version, lost, self.governor.bound, report
+            )
         except NonFiniteError as error:
             self._skip_nonfinite(report, str(error))
             return report.ended()
         tally = prepared.tally
         for part in parts:
-            mini = only(self._spec, prepared, batch.groups_B, part.groups)
+            mini = only(self._spec, prepared, groups_B, part.groups)
             tally = tally.merge(self._mini_step(mini, part, report))
         report.measured(finish_metrics(tally))
         report.governor = self.governor.decide(report.metrics)
@@ -150,32 +158,6 @@ class Trainer:
         """
         self.ranks.call("weights", lambda: [str(folder).encode()])
         state.load_weights(self, folder)
-
-    def _prepared(self, groups: Scored, version: int, lost: Lost, report: StepReport) -> tuple[Prepared, Batch]:
-        stale = self._config.staleness
-        max_age = self.governor.bound if masks_over_bound(stale.policy) else None
-        batch = global_batch(groups, version, max_age, self._component_weights(), lost)
-        prepared = prepare(self._spec, batch)
-        gradient_B = prepared.gradient_B
-        report.groups = len(groups)
-        report.skipped_groups = len(groups) - len(torch.unique(batch.groups_B[gradient_B]))
-        report.samples, report.gradient_samples = len(gradient_B), int(gradient_B.sum())
-        report.completion_tokens = int(batch.lengths_B.sum())
-        return prepared, batch
-
-    def _component_weights(self) -> dict[str, float] | None:
-        if self._spec.advantage != "gdpo":
-            return None
-        return {f.component: f.weight for f in self._config.reward.functions}
-
-    def _with_proximal(self, prepared: Prepared, parts: Sequence[Part], report: StepReport) -> Prepared:
-        """With the logprobs of the policy as it is now, frozen for all parts, if the objective asks for them."""
-        if self._spec.proximal != "recompute":
-            return prepared
-        with report.timed("proximal"):
-            passes = [each for part in parts for each in part.scored]
-            proximal_BT = score(lambda batch: self._logprobs(batch)[0], passes, prepared.mask_BT, self.ranks)
-        return add_proximal(self._spec, prepared, proximal_BT)
 
     def _mini_step(self, prepared: Prepared, part: Part, report: StepReport) -> Tally:
         """One optimizer step, or the reason why there is none; returns what it adds to the metrics.

@@ -1,0 +1,130 @@
+"""Scored groups to a prepared batch: everything that is settled before the first optimizer step on it.
+
+The reference's logprobs come first where the KL is part of the reward, for then they change the advantages of whole
+groups; where it is part of the loss, only samples with weight are scored, in the passes that train. The proximal
+policy's come last. Shapes: B samples of the batch, T completion tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from slipstream.algo.batch import Batch, Prepared
+from slipstream.algo.finite import require_finite
+from slipstream.algo.prepare import add_proximal, prepare
+from slipstream.algo.spec import Objective
+from slipstream.config.schema import Config
+from slipstream.learner.batch import Pass, Scored
+from slipstream.learner.collect import global_batch
+from slipstream.learner.cutting import Cutter, Part
+from slipstream.learner.model import Policy
+from slipstream.learner.reference import Reference
+from slipstream.learner.report import StepReport
+from slipstream.learner.scoring import score
+from slipstream.staleness import Lost, masks_over_bound
+
+Ready = tuple[Prepared, Tensor, list[Part]]
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """Prepares batches.
+
+    Attributes:
+        config: The whole config.
+        spec: The objective.
+        cutter: Cuts what is prepared.
+        policy: The model that is trained.
+        reference: The one that the KL is measured to.
+        temperature: That of all logprobs.
+    """
+
+    config: Config
+    spec: Objective
+    cutter: Cutter
+    policy: Policy
+    reference: Reference | None
+    temperature: float
+
+    def batch(self, groups: Scored, version: int, lost: Lost, bound: int, report: StepReport) -> Ready:
+        """The prepared batch, the number of each sample's group [B], and its parts.
+
+        Args:
+            groups: At least one.
+            version: The learner's, before the step.
+            lost: Versions that restarts took out of the line of descent.
+            bound: Age in versions up to which tokens keep their weight, where the policy masks older ones.
+            report: Learns of it.
+
+        Raises:
+            NonFiniteError: A logprob that takes part is not finite; on all ranks alike.
+            StalenessError: A token of a version that does not exist yet.
+        """
+        with report.timed("build"):
+            max_age = bound if masks_over_bound(self.config.staleness.policy) else None
+            batch = global_batch(groups, version, max_age, self._component_weights(), lost)
+        if self.spec.kl_place == "reward":
+            batch = self._with_reference(groups, batch, report)
+        with report.timed("build"):
+            prepared = prepare(self.spec, batch)
+            _count(report, len(groups), batch, prepared.gradient_B)
+            parts = self.cutter.cut(groups, batch.groups_B, prepared, report)
+        if self.spec.kl_place == "loss":
+            passes = [each for part in parts for each in part.passes]
+            reference_BT = self._reference(passes, prepared.mask_BT, prepared.gradient_B, report)
+            prepared = replace(prepared, reference_BT=reference_BT)
+        return self._with_proximal(prepared, parts, report), batch.groups_B, parts
+
+    def _with_reference(self, groups: Scored, batch: Batch, report: StepReport) -> Batch:
+        """With the reference's logprobs of every sample in the loss; which those are does not depend on them."""
+        if self.reference is None or batch.sampler_BT is None:
+            return batch
+        with report.timed("build"):
+            trial = prepare(self.spec, replace(batch, reference_BT=torch.zeros_like(batch.sampler_BT)))
+            rows_B = trial.mask_BT.any(1)
+            passes = self.cutter.passes(groups, rows_B)
+        return replace(batch, reference_BT=self._reference(passes, trial.mask_BT, rows_B, report))
+
+    def _reference(
+        self, passes: Sequence[Pass], mask_BT: Tensor, rows_B: Tensor, report: StepReport
+    ) -> Tensor | None:
+        reference, temperature = self.reference, self.temperature
+        if reference is None:
+            return None
+        with report.timed("reference"), reference.ready():
+            found_BT = score(
+                lambda batch: reference.logprobs(batch, temperature), passes, mask_BT, self.cutter.ranks
+            )
+        require_finite("reference logprob", found_BT, mask_BT & rows_B[:, None], torch.arange(len(rows_B)))
+        return found_BT
+
+    def _with_proximal(self, prepared: Prepared, parts: Sequence[Part], report: StepReport) -> Prepared:
+        """With the logprobs of the policy as it is now, frozen for all parts, if the objective asks for them."""
+        if self.spec.proximal != "recompute":
+            return prepared
+        policy, temperature = self.policy, self.temperature
+        passes = [each for part in parts for each in part.scored]
+        with report.timed("proximal"):
+            proximal_BT = score(
+                lambda batch: policy.logprobs(batch.to(policy.device), temperature)[0],
+                passes,
+                prepared.mask_BT,
+                self.cutter.ranks,
+            )
+        return add_proximal(self.spec, prepared, proximal_BT)
+
+    def _component_weights(self) -> dict[str, float] | None:
+        if self.spec.advantage != "gdpo":
+            return None
+        return {f.component: f.weight for f in self.config.reward.functions}
+
+
+def _count(report: StepReport, groups: int, batch: Batch, gradient_B: Tensor) -> None:
+    report.groups = groups
+    report.skipped_groups = groups - len(torch.unique(batch.groups_B[gradient_B]))
+    report.samples, report.gradient_samples = len(gradient_B), int(gradient_B.sum())
+    report.completion_tokens = int(batch.lengths_B.sum())

@@ -1,0 +1,102 @@
+"""Which model the KL is measured to, and the digest of its content by which a resume knows it again.
+
+Nothing here loads a model, so that a mistake is told before any is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from slipstream.checkpoint.files import MARKER
+from slipstream.config.schema import Config
+from slipstream.errors import UserError
+from slipstream.learner.identity import NO_REFERENCE
+from slipstream.learner.start import start_checkpoint
+from slipstream.models.resolve import resolve
+from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
+
+START = "start"
+_PASSING = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the reference's weights come from.
+
+    Attributes:
+        folder: A Hugging Face folder.
+        start: A checkpoint whose weights go on top, where the run begins with one (`learner.start_from`).
+        own: Whether the folder is that of the policy.
+    """
+
+    folder: Path
+    start: Path | None
+    own: bool
+
+    def digest(self) -> str:
+        """Digest of what makes the model: its tensors, by name, and its config, but for names and versions."""
+        digest = xxhash.xxh3_128()
+        digest.update(content_digest(read_tensors(self.folder, tensor_shapes(self.folder))).encode())
+        config = {name: value for name, value in _config(self.folder).items() if name not in _PASSING}
+        digest.update(json.dumps(config, sort_keys=True).encode())
+        if self.start is not None:
+            digest.update((self.start / MARKER).read_bytes())
+        return digest.hexdigest()
+
+
+def find_reference(config: Config, model: Path) -> Source | None:
+    """The reference that a config names, or None where it has none.
+
+    Args:
+        config: The whole config.
+        model: Folder of the policy.
+
+    Raises:
+        UserError: It is not there, or its tokens are not the policy's.
+    """
+    source, start = config.learner.reference.source, config.learner.start_from
+    if source is None:
+        return None
+    if source == START:
+        return Source(model, None if start is None else start_checkpoint(start), True)
+    folder = resolve(source)
+    if _vocabulary(folder) != _vocabulary(model) or _tokens(folder) != _tokens(model):
+        raise UserError(
+            f"learner.reference.source {source!r}: its vocabulary is not that of model.source "
+            f"{config.model.source!r}, so its logprobs would be those of other tokens",
+            "name a model with the same tokenizer",
+        )
+    return Source(folder, None, folder.resolve() == model.resolve())
+
+
+def reference_digest(config: Config, model: Path) -> str:
+    """The reference's entry in a run's identity."""
+    source = find_reference(config, model)
+    return NO_REFERENCE if source is None else source.digest()
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return plain
+
+
+def _vocabulary(folder: Path) -> int | None:
+    config = _config(folder)
+    size: int | None = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return size
+
+
+def _tokens(folder: Path) -> Mapping[str, int] | None:
+    """Ids of the tokenizer's tokens, where it has the file that says so."""
+    try:
+        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    found: Mapping[str, int] | None = tokenizer.get("model", {}).get("vocab")
+    return found
