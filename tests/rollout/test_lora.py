@@ -140,6 +140,24 @@ def test_the_base_is_read_once_and_anew_after_a_doubt(link, monkeypatch):
     assert len(read) == 2
 
 
+def test_a_released_versions_memory_holds_the_next_one_and_never_one_that_is_read(link):
+    policy = learner(resolve("tiny-sorter"))
+    over, name = link(policy), f"{policy.adapters.layers[0]}.weight"
+    first, second = (over.subscriber.fetch(over.publish(version)) for version in (1, 2))
+    kept, place = second.tensors[name].copy(), first.tensors[name].ctypes.data
+    assert second.tensors[name].ctypes.data != place
+    for each in (first, first):
+        each.release()
+    with torch.no_grad():
+        for value in policy.parameters().values():
+            value *= 2
+    third, fourth = (over.subscriber.fetch(over.publish(version)) for version in (3, 4))
+    assert third.tensors[name].ctypes.data == place
+    assert fourth.tensors[name].ctypes.data not in (place, second.tensors[name].ctypes.data)
+    assert np.array_equal(second.tensors[name], kept)
+    assert not np.array_equal(third.tensors[name], kept)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -6,7 +6,7 @@ adapters travel. Whoever joins late needs the folder and the newest version, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from slipstream.models.tensors import content_digest, read_tensors
 from slipstream.weights.base import Array, Bytes, Mapped, Subscriber
 from slipstream.weights.manifest import Adapter, Manifest
 from slipstream.weights.torch_io import to_torch
+
+_SPARES = 2
 
 
 class MergingSubscriber:
@@ -32,6 +34,9 @@ class MergingSubscriber:
         self._inner, self._folder = inner, folder
         self._base: dict[str, Tensor] = {}
         self._known: Adapter | None = None
+        self._spares: list[
+            dict[str, Tensor]
+        ] = []  # of released versions: fresh memory doubles the time of a merge
 
     @property
     def relay(self) -> str:
@@ -48,7 +53,7 @@ class MergingSubscriber:
         if manifest.adapter is None:
             return weights
         try:
-            return MergedWeights(weights, manifest.adapter, self._base_of(manifest.adapter))
+            return self._merged(weights, manifest.adapter)
         except BaseException:
             weights.release()
             raise
@@ -56,27 +61,41 @@ class MergingSubscriber:
     def forget(self) -> None:
         """As `Subscriber.forget`; the base is read and proven anew as well."""
         self._inner.forget()
-        self._base, self._known = {}, None
+        self._drop()
 
     def close(self) -> None:
         """As `Subscriber.close`."""
         self._inner.close()
-        self._base, self._known = {}, None
+        self._drop()
 
-    def _base_of(self, adapter: Adapter) -> dict[str, Tensor]:
+    def _merged(self, weights: Mapped, adapter: Adapter) -> MergedWeights:
         if self._known != adapter:
+            self._drop()
             self._base = read_base(self._folder, adapter)
             self._known = adapter
-        return self._base
+        place = self._spares.pop() if self._spares else None
+        merged = merge_all(self._base, to_torch(weights), adapter.layers, adapter.scale, place)
+        return MergedWeights(weights, {**self._base, **merged}, lambda: self._give_back(adapter, merged))
+
+    def _give_back(self, adapter: Adapter, merged: dict[str, Tensor]) -> None:
+        if adapter == self._known and len(self._spares) < _SPARES:
+            self._spares.append(merged)
+
+    def _drop(self) -> None:
+        self._base, self._known, self._spares = {}, None, []
 
 
 class MergedWeights:
-    """One complete version, as `Mapped`; its adapted weights are memory of its own, the others those of the base."""
+    """One complete version, as `Mapped`; its adapted weights are memory of its own, the others those of the base.
 
-    def __init__(self, weights: Mapped, adapter: Adapter, base: Mapping[str, Tensor]) -> None:
-        self._weights = weights
-        parts = to_torch(weights)
-        whole = {**base, **merge_all(base, parts, adapter.layers, adapter.scale)}
+    Args:
+        weights: The adapters as they came.
+        whole: All weights by name.
+        released: Called once, when nothing reads them any more.
+    """
+
+    def __init__(self, weights: Mapped, whole: Mapping[str, Tensor], released: Callable[[], None]) -> None:
+        self._weights, self._released = weights, released
         self._tensors = {name: _array(value) for name, value in whole.items()}
 
     @property
@@ -100,14 +119,17 @@ class MergedWeights:
     def release(self) -> None:
         self._tensors = {}
         self._weights.release()
+        released, self._released = self._released, lambda: None
+        released()
 
 
-def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
     """W + scale * B A, computed in float32 and rounded once to W's dtype.
 
     Args:
         weight: W [outputs, inputs]. a: A [rank, inputs]. b: B [outputs, rank].
         scale: alpha / rank, or alpha / sqrt(rank).
+        out: Where to put the result, like W.
 
     Raises:
         WeightsError: The shapes do not fit.
@@ -116,18 +138,27 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
         raise WeightsError(
             f"an adapter makes {[b.shape[0], a.shape[1]]}, and its weight has shape {list(weight.shape)}"
         )
-    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scale).to(weight.dtype)
+    if out is None:
+        out = torch.empty_like(weight)
+    if weight.dtype == torch.float32:
+        return torch.addmm(weight, b.float(), a.float(), alpha=scale, out=out)
+    return out.copy_(torch.addmm(weight.float(), b.float(), a.float(), alpha=scale))
 
 
 def merge_all(
-    base: Mapping[str, Tensor], parts: Mapping[str, Tensor], layers: list[str], scale: float
+    base: Mapping[str, Tensor],
+    parts: Mapping[str, Tensor],
+    layers: list[str],
+    scale: float,
+    place: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The merged weights of all layers that carry an adapter, by the weight's name."""
+    """The merged weights of all layers that carry an adapter, by the weight's name; into `place` where given."""
     merged = {}
     with torch.no_grad():
         for layer in layers:
             a, b = parts[f"{layer}.lora_A.weight"], parts[f"{layer}.lora_B.weight"]
-            merged[f"{layer}.weight"] = merge(base[f"{layer}.weight"], a, b, scale)
+            name = f"{layer}.weight"
+            merged[name] = merge(base[name], a, b, scale, place[name] if place else None)
     return merged
 
 
