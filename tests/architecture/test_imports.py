@@ -37,6 +37,7 @@ LIBRARIES = {
     "rewards": {"math_verify", "msgspec", "reasoning_gym"},
     "run_folder": {"yaml"},
     "shards": set(),
+    "simulation": set(),
     "staleness": set(),
     "telemetry": {"opentelemetry", "prometheus_client", "tensorboardX", "wandb"},
     "text": set(),
@@ -54,6 +55,7 @@ PARTS = {
     "provenance": set(),
     "questions": {"messages"},
     "rewards": {"errors", "text"},
+    "simulation": {"staleness"},
     "staleness": {"errors"},
     "text": set(),
 }
@@ -138,6 +140,11 @@ def test_no_pickle_and_no_unsafe_yaml(modules: list[Any]) -> None:
         ("import slipstream.config.schema, slipstream.errors, slipstream.staleness", set()),
         ("import slipstream.cli.main", set()),
         ("from slipstream.cli.main import main; main(['validate', 'smollm2-sums'])", set()),
+        (
+            "from slipstream.cli.main import main; "
+            "main('plan tiny-sorter --mean-length=9 --tokens-per-second=9 --step-seconds=9'.split())",
+            set(),
+        ),
         ("import slipstream.messages", {"numpy"}),
         ("import slipstream.rewards.base, slipstream.rewards.registry", set()),
         ("import slipstream.ledger.client", {"redis", "numpy"}),

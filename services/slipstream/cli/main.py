@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from slipstream.cli import configs, inspect, run, watching
 from slipstream.cli import metrics as cli_metrics
+from slipstream.cli import plan as cli_plan
 from slipstream.cli import weights as cli_weights
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
 from slipstream.telemetry.logs import LAST_WORD, under_supervisor
@@ -170,6 +171,11 @@ def _add_config(commands: Commands[argparse.ArgumentParser]) -> None:
     validate = _command(commands, "validate", "check a config without starting anything", _CONFIG)
     _config_arguments(validate)
     validate.set_defaults(command=configs.validate)
+
+    plan = _command(commands, "plan", "predict speed, ages and memory, and suggest settings", cli_plan.ABOUT)
+    _config_arguments(plan)
+    cli_plan.arguments(plan)
+    plan.set_defaults(command=cli_plan.plan)
 
     metrics = _command(commands, "metrics", "what can be scraped, and where")
     pages = metrics.add_subparsers(required=True, metavar="PART")

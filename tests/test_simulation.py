@@ -1,0 +1,107 @@
+"""The simulated pipeline: by hand where a hand can follow it, and against the design's table elsewhere."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import pytest
+
+from slipstream.simulation import Pipeline, simulate
+
+NORMAL = NormalDist()
+
+
+def small(**changes):
+    """One sequence at a time, ten tokens of 0.1 s, one to a step."""
+    return Pipeline(
+        **{"lengths": [10], "groups": 1, "group_size": 1, "replicas": 1, "slots": 1, "token_seconds": 0.1,
+           "step_seconds": 0.5, **changes}
+    )  # fmt: skip
+
+
+def test_the_slower_stage_sets_the_pace_and_the_other_waits():
+    costs = simulate(small())
+    assert costs.step_seconds == pytest.approx(1.0)
+    assert costs.share == pytest.approx(1.0)
+    assert costs.waited == pytest.approx(0.5)
+    costs = simulate(small(step_seconds=2.0))
+    assert (costs.step_seconds, costs.waited) == (pytest.approx(2.0), pytest.approx(0.0))
+
+
+def test_without_any_staleness_stages_take_turns():
+    """The next ticket is admitted when the step is committed; its replica may still serve the version before."""
+    costs = simulate(small(eta=0, score_seconds=0.25))
+    assert costs.step_seconds == pytest.approx(1.0 + 0.25 + 0.5)
+    assert costs.share == pytest.approx(1.0 / 1.75)
+    assert (costs.age_max, costs.masked) == (0, 0.0)
+
+
+def test_what_waits_for_the_learner_gets_older_up_to_the_bound():
+    """A learner that is slower than its generator finds eta groups waiting, each sampled eta steps ago."""
+    for eta in (1, 2, 4):
+        costs = simulate(small(step_seconds=5.0, eta=eta))
+        assert (costs.age_mean, costs.age_max, costs.over) == (eta, eta, 0.0)
+
+
+def test_weights_that_arrive_late_age_the_tokens():
+    on_time, late = (simulate(small(eta=1, step_seconds=2.0, sync_seconds=s)) for s in (0.0, 1.9))
+    assert late.age_mean > on_time.age_mean
+
+
+def test_a_long_answer_begun_under_an_old_version_is_masked_in_part():
+    """Ten steps pass while it decodes: at eta = 2 its tokens of eight versions lose their weight."""
+    lengths = [10] * 99 + [1000]
+    costs = simulate(small(lengths=lengths, slots=8, floor=1.0, groups=4, step_seconds=5.0, eta=2), 400)
+    assert 0 < costs.over < 0.05
+    assert 0.5 * costs.over < costs.masked  # such a group has a hundred times the tokens of another
+    assert costs.age_max > 10
+
+
+def test_decoding_is_faster_with_fewer_sequences_by_the_share_that_is_not_fixed():
+    pipeline = small(slots=4, floor=0.2, token_seconds=1.0)
+    assert [pipeline.decode_seconds(rows) for rows in (1, 2, 4)] == pytest.approx([0.4, 0.6, 1.0])
+
+
+def test_slots_that_no_group_fits_into_stay_empty():
+    pipeline = small(slots=7, group_size=2, floor=1.0)
+    assert pipeline.stages["generate"] == pytest.approx(2 * 10 * 0.1 / 6)
+
+
+def test_a_seed_gives_the_same_run():
+    pipeline = small(lengths=[3, 10, 40], slots=8, group_size=2, groups=4)
+    assert simulate(pipeline, seed=3) == simulate(pipeline, seed=3)
+    assert simulate(pipeline, seed=3) != simulate(pipeline, seed=4)
+
+
+def heavy(policy, eta):
+    """The design's case: 64 slots, 64 samples a step, log-normal with sigma 1 cut at 8 times the mean."""
+    z = [NORMAL.inv_cdf((at + 0.5) / 1024) for at in range(1024)]
+    lengths = [max(1, min(512, round(64 * math.exp(each - 0.5)))) for each in z]
+    mean = sum(lengths) / len(lengths)
+    return Pipeline(
+        lengths=lengths, groups=64, group_size=1, replicas=4, slots=16, token_seconds=1 / 8, floor=1.0,
+        step_seconds=mean / 8, policy=policy, eta=eta,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("eta", "paced", "dropped", "length"),
+    [(1, 0.72, 0.66, 0.65), (2, 0.98, 0.88, 0.65), (4, 0.997, 0.97, 0.83), (8, 0.997, 0.997, 0.96)],
+)
+def test_the_design_s_table_comes_out(eta, paced, dropped, length):
+    """Share of the limit under token and drop, and the bias that drop has towards short answers."""
+    token, drop = (simulate(heavy(policy, eta), 120) for policy in ("token", "drop"))
+    assert token.share == pytest.approx(paced, abs=0.03)
+    assert token.length == pytest.approx(1.0, abs=0.03)
+    assert drop.share == pytest.approx(dropped, abs=0.03)
+    assert drop.length == pytest.approx(length, abs=0.04)
+    assert (drop.over, drop.masked) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("eta", [1, 4])
+def test_wait_holds_the_learner_instead_of_passing_the_bound(eta):
+    costs = simulate(heavy("wait", eta), 60)
+    assert (costs.over, costs.masked) == (0.0, 0.0)
+    assert costs.age_max <= eta
+    assert costs.share < simulate(heavy("token", eta), 60).share
