@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 
 import msgspec
 import pytest
@@ -49,7 +50,8 @@ def test_every_file_is_on_disk_before_the_marker_and_the_marker_before_the_renam
     synced, real = [], os.fsync
 
     def fsync(fd):
-        synced.append(os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(tmp_path)))
+        name = os.readlink(f"/proc/self/fd/{fd}").removeprefix(str(tmp_path))
+        synced.append(re.sub(r"\.[0-9a-f]{8}\.writing", ".writing", name))
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -59,6 +61,21 @@ def test_every_file_is_on_disk_before_the_marker_and_the_marker_before_the_renam
         f"{work}/model.bin", f"{work}/state/rng.bin", f"{work}/MANIFEST.json", f"{work}/state", work,
         f"{work}/COMPLETE", work, "",
     ]  # fmt: skip
+
+
+def test_two_that_save_the_same_step_do_not_meet(tmp_path):
+    """A learner that was replaced may wake up and save; neither writes into, nor sweeps away, what the other does."""
+
+    def late(path):
+        path.write_bytes(b"late")
+        assert len(list(tmp_path.glob(".step-*.writing"))) == 1
+        save(tmp_path, 5, b"first")
+        assert [each.name for each in tmp_path.glob(".step-*.writing")] == [path.parent.name]
+
+    path = write(tmp_path, 5, {"model.bin": late})
+    assert verify(path) == []
+    assert (path / "model.bin").read_bytes() == b"late"
+    assert [each.name for each in tmp_path.iterdir()] == ["step-00000005"]
 
 
 def test_the_newest_complete_one_is_found(tmp_path):

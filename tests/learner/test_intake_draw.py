@@ -216,6 +216,16 @@ async def test_wait_holds_the_learner_for_groups_that_would_pass_the_bound(bench
     assert await tickets(rig, version=2) == [2, 3]  # the oldest
 
 
+async def test_wait_counts_a_group_that_was_stored_a_moment_ago_and_is_not_on_offer_yet(bench):
+    """It neither flies nor is it among the rows; as old as it is, the step may be its last place."""
+    rig = bench(policy="wait")
+    rig.sender.store(2, 3, oldest=1)
+    rig.ledger.buffered = 3
+    assert "bound" in (await tickets(rig, version=2)).reason
+    rig.sender.store(1, oldest=0)
+    assert await tickets(rig, version=2) == [1, 2]
+
+
 async def test_the_last_batch_of_the_data_is_a_partial_one(bench):
     rig = bench()
     rig.sender.store(1)

@@ -196,3 +196,13 @@ def test_every_bit_of_the_weights_is_in_their_digest(make_config, llama_folder):
         assert recording.weights_digest(trainer.tensors()) != before
         value.view(-1)[0] = first
     assert recording.weights_digest(trainer.tensors()) == before
+
+
+def test_halves_that_a_killed_learner_left_are_swept_and_whole_records_stay(folder):
+    place = folder.path / "record"
+    recording.sweep(folder)  # nothing was ever recorded
+    place.mkdir()
+    for name in ("step-00000003-ab.partial77", "step-00000002-cd.msgpack"):
+        (place / name).write_bytes(b"x")
+    recording.sweep(folder)
+    assert [path.name for path in place.iterdir()] == ["step-00000002-cd.msgpack"]

@@ -21,8 +21,8 @@ class FakeLedger:
             return ""
         return self._wishes.pop(0)
 
-    async def ask(self, what: str) -> None:
-        assert what == ""
+    async def fulfilled(self, what: str) -> None:
+        assert what
         self.cleared += 1
 
 

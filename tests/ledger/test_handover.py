@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from slipstream.errors import FencedError
+from slipstream.ledger.client import Ledger
 
 
 @pytest.fixture
@@ -49,6 +51,26 @@ async def test_a_grant_that_got_lost_comes_again_with_its_partial(rolling):
     await rolling.admit("g1", 1, 0)
     rolling._grants.pop("g1")
     assert [ticket.partial for ticket in await rolling.admit("g1", 1, 0)] == [b"thirty"]
+
+
+async def test_a_full_server_keeps_nothing_and_the_ticket_goes_on_at_once(make_server, terms, replica):
+    server = make_server()
+    async with await Ledger.connect(server.url, "r", deadline=50) as ledger:
+        await ledger.open_run(terms())
+        await ledger.claim_learner("L")
+        for name in ("g0", "g1"):
+            await ledger.join(replica(name))
+        await ledger.admit("g0", 1, 0)
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", 1)
+            for _ in range(2):  # also when it is repeated
+                assert not await ledger.hand_over(0, 0, 30, b"thirty tokens", limit=100)
+            client.config_set("maxmemory", 0)
+        (ticket,) = await ledger.admit("g1", 1, 0)
+        assert (ticket.number, ticket.attempt, ticket.partial) == (0, 1, b"")
+        assert await sums(ledger) == (30, 30)
+        with pytest.raises(FencedError):
+            await ledger.buffered(0, 0, "b0", 0, 0, 30, True)
 
 
 async def test_the_side_store_is_bounded(rolling):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -184,6 +185,25 @@ def ticket(number: int, deadline: float = 60.0, attempt: int = 0) -> Ticket:
 def ends(bench) -> dict[str, float]:
     samples = next(iter(bench.parts.metrics.groups.collect())).samples
     return {sample.labels["end"]: sample.value for sample in samples if sample.name.endswith("_total")}
+
+
+async def test_prompts_are_drawn_beside_the_event_loop(bench):
+    """A stream may have to read a good way for one, and the heartbeat and all that is sampled must go on."""
+    drawn_in = []
+
+    class Stream(Prompts):
+        def __getitem__(self, index):
+            drawn_in.append(threading.current_thread())
+            return super().__getitem__(index)
+
+    bench.parts.prompts = Stream(list(bench.parts.prompts))
+    bench.rollout = Rollout(bench.parts, bench.life)
+    bench.parts.roller.ends = {5: Reply(OK), 6: Reply(OK)}
+    bench.parts.ledger.grants = [[ticket(5), ticket(6)]]
+    await bench.rollout.run()
+    assert len(drawn_in) == 2
+    assert threading.main_thread() not in drawn_in
+    assert ends(bench)["stored"] == 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@
         MANIFEST.json                size and xxh3_128 of every file
         COMPLETE                     digest of MANIFEST.json; written last
 
-Hidden names beside it (`.step-00000120.writing`, `.replaced`, `.removing`) are work in progress.
+Hidden names beside it (`.step-00000120.TOKEN.writing`, `.replaced`, `.removing`) are work in progress.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,4 +149,5 @@ def _candidates(root: Path) -> list[tuple[int, Path]]:
 
 
 def _claimed_step(path: Path) -> int:
-    return int("".join(filter(str.isdigit, path.name)))
+    match = re.search(r"step-(\d+)", path.name)
+    return int(match.group(1)) if match else -1

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import logging
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -27,6 +30,7 @@ from slipstream.checkpoint.files import (
     write_durably,
 )
 
+log = logging.getLogger("slipstream.checkpoint")
 Writer = Callable[[Path], object]
 Fault = Callable[[str], None]
 
@@ -45,7 +49,7 @@ def write(
     """Write the checkpoint of a step and return its folder, once it is durable under its final name.
 
     Args:
-        root: Folder of all checkpoints, made when missing. Only one process writes to it.
+        root: Folder of all checkpoints, made when missing.
         step: The step whose state this is; an earlier checkpoint of the same step is replaced.
         writers: By path inside the checkpoint, what writes that file (or folder of files). One that returns an entry
             says that the file is on disk already, with that size and digest: another process wrote it, or it is
@@ -70,10 +74,11 @@ def _write(
     root: Path, step: int, writers: Mapping[str, Writer], fault: Fault, confirm: Callable[[], None]
 ) -> Path:
     root.mkdir(parents=True, exist_ok=True)
-    for left in root.glob(".step-*.writing"):  # of a process that died in the middle
-        shutil.rmtree(left)
-    work = hidden(root, step, "writing")
+    sweep(root)
+    # a name of its own: a learner that was replaced, and does not know it yet, may be saving the same step
+    work = hidden(root, step, f"{secrets.token_hex(4)}.writing")
     work.mkdir()
+    owned = _lock(work)
     try:
         entries = _write_files(work, writers, fault)
         _seal(work, FolderManifest(step, entries), fault)
@@ -85,7 +90,35 @@ def _write(
         if explained:
             raise explained from error
         raise
+    finally:
+        os.close(owned)
     return _put_in_place(root, step, work, fault)
+
+
+def sweep(root: Path) -> None:
+    """Remove what processes left that died while they wrote; the folder of one that lives is locked."""
+    for left in root.glob(".step-*.writing"):
+        try:
+            seen = _lock(left)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        try:
+            shutil.rmtree(left)
+        finally:
+            os.close(seen)
+
+
+def _lock(work: Path) -> int:
+    """Lock a folder for as long as the file descriptor is open; raises `BlockingIOError` when it is locked."""
+    handle = os.open(work, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:
+        log.debug("%s cannot be locked on this file system", work)
+    return handle
 
 
 def _write_files(work: Path, writers: Mapping[str, Writer], fault: Fault) -> dict[str, FileEntry]:

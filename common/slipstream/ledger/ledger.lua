@@ -472,6 +472,11 @@ end)
 
 define('asked', READS, function() return redis.call('GET', key('asked')) or '' end)
 
+-- The wish was taken up; another that was made meanwhile stays.
+define('fulfilled', WRITES, function(what)
+  if redis.call('GET', key('asked')) == what then redis.call('DEL', key('asked')) end
+end)
+
 ---------------------------------------------------------------------------------------------------- tickets
 
 -- Open groups on their way to a buffer, and those that lie in one.
@@ -779,7 +784,7 @@ end)
 
 -- The attempt cannot be finished here: what it has sampled goes to the next one, if it fits into `limit` bytes
 -- with what other tickets have left. `to` names the member that shall have it ('': any).
-define('hand_over', GROWS, function(number, attempt, tokens, limit, to, blob)
+local function hand_over(number, attempt, tokens, limit, to, blob)
   local asked = attempt .. '|/over|'
   local record = read(number)
   if record and string.sub(record.answered, 1, #asked) == asked then   -- repeated: the same answer again
@@ -789,7 +794,7 @@ define('hand_over', GROWS, function(number, attempt, tokens, limit, to, blob)
   if not FLIES[record.state] then refuse_gone(record) end
   local before = redis.call('HSTRLEN', key('partials'), number)
   local all = counted('partial_bytes') - before + #blob
-  local fits = tokens > 0 and all <= limit
+  local fits = tokens > 0 and #blob > 0 and all <= limit
   set_tokens(record, tokens)
   if fits then
     redis.call('HSET', key('partials'), number, blob)
@@ -799,7 +804,10 @@ define('hand_over', GROWS, function(number, attempt, tokens, limit, to, blob)
   record.answered = asked .. (fits and '1' or '0')
   reissue(record, opened(), 'handed_over', 0, false, to)
   return fits
-end)
+end
+
+define('hand_over', GROWS, hand_over)
+define('hand_back', WRITES, function(number, attempt, tokens, to) return hand_over(number, attempt, tokens, 0, to, '') end)
 
 -- (version, groups) of those on their way to a buffer, by the version that each was admitted at.
 define('flying', READS, function()

@@ -94,6 +94,10 @@ class RunCalls(LedgerCalls):
         """The wish that the learner has not fulfilled yet."""
         return cast(Asked, await self._book.call(str, "asked"))
 
+    async def fulfilled(self, what: Asked) -> None:
+        """Take a wish off; another that was made meanwhile stays."""
+        await self._book.do("fulfilled", what)
+
     async def end_of_data(self) -> bool:
         """Whether every ticket was issued and all open ones are stored: what is left is the last batch."""
         return await self._book.call(bool, "end_of_data")

@@ -11,7 +11,7 @@ import msgspec
 from slipstream.ledger.base import LedgerCalls
 from slipstream.ledger.batching import Batch
 from slipstream.ledger.connection import Connection, refusal
-from slipstream.ledger.records import Failure, State, Ticket, check_reason
+from slipstream.ledger.records import Failure, LedgerFull, State, Ticket, check_reason
 
 
 class _Grant(msgspec.Struct, frozen=True, array_like=True):
@@ -96,9 +96,14 @@ class TicketCalls(LedgerCalls):
             to: Member that shall have it; others get it when that one is gone or does not take it.
 
         Returns:
-            Whether it was kept; if not, the group is sampled anew.
+            Whether it was kept; if not, or when the server is full, the group is sampled anew.
         """
-        return await self._book.call(bool, "hand_over", ticket, attempt, tokens, limit, to, blobs=(partial,))
+        try:
+            return await self._book.call(
+                bool, "hand_over", ticket, attempt, tokens, limit, to, blobs=(partial,)
+            )
+        except LedgerFull:  # the ticket must go on all the same, and not wait for its deadline
+            return await self._book.call(bool, "hand_back", ticket, attempt, tokens, to)
 
     async def scored(self, ticket: int, attempt: int, tokens: int = 0) -> None:
         """The group has its rewards (rolling → scored); its deadline begins anew.

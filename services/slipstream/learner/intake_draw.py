@@ -188,14 +188,13 @@ class Draw:
         if not holds_learner(self._config.staleness.policy):
             return False
         taken = {row.ticket for row in chosen}
+        flying = await self._ledger.flying()
+        if await self._unseen(self._shards.rows):
+            return True  # it was on its way a moment ago: neither among those that fly nor among those we know
         return must_wait(
             [age(line.version, row.oldest, line.lost) for row in chosen],
             [age(line.version, row.oldest, line.lost) for row in self._shards.rows if row.ticket not in taken],
-            [
-                age(line.version, version, line.lost)
-                for version, count in await self._ledger.flying()
-                for _ in range(count)
-            ],
+            [age(line.version, version, line.lost) for version, count in flying for _ in range(count)],
             self._config.staleness.max_staleness,
             self._config.batch.groups,
         )

@@ -75,6 +75,12 @@ def keep(
     return {"record": digest, "weights": weights_digest(weights)}
 
 
+def sweep(folder: RunFolder) -> None:
+    """Remove the halves of records that learners left which died while they wrote."""
+    for left in (folder.path / "record").glob("*.partial*"):
+        left.unlink(missing_ok=True)
+
+
 def read(folder: RunFolder, step: int, digest: str) -> Recorded:
     """The record of a step.
 

@@ -20,6 +20,7 @@ from slipstream.checkpoint.finding import newest_complete, prune
 from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
+from slipstream.learner import recording
 from slipstream.learner.identity import IDENTITY, refuse_changed
 from slipstream.learner.lora_checkpoint import adapter_files, check_adapters
 from slipstream.learner.setup import Parts, run_terms
@@ -54,6 +55,7 @@ async def reopen(parts: Parts) -> Line:
     """
     with contextlib.suppress(RunNotOpen):  # from here on nobody else commits, or makes a checkpoint durable
         await parts.ledger.claim_learner(parts.learner)
+    await asyncio.to_thread(recording.sweep, parts.folder)
     makers = await parts.ledger.makers()
     found = await asyncio.to_thread(
         newest_complete, parts.folder.checkpoints, lambda path: _unwanted(path, makers)

@@ -38,7 +38,7 @@ class Wishes:
         """Take each wish up and off the ledger, so that it is fulfilled once."""
         while not life.stopping:
             if wish := await self._ledger.asked():
-                await self._ledger.ask("")
+                await self._ledger.fulfilled(wish)
                 log.info("asked for: %s", wish)
                 self._checkpoint |= wish == "checkpoint"
                 if wish == "drain":

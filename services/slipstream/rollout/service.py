@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -21,6 +21,7 @@ from slipstream.errors import (
 from slipstream.ledger.records import LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life, Service
 from slipstream.prompts.order import EpochOrder
+from slipstream.prompts.sets import Prompt
 from slipstream.rollout.express import Express
 from slipstream.rollout.lengths import Lengths
 from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticket_order
@@ -179,24 +180,28 @@ class Rollout:
         tickets = await parts.ledger.admit(parts.name, count, self._version(), named=here, lengths=lengths)
         self._lengths.told(lengths)
         newest = max((ticket.deadline for ticket in tickets), default=0.0)
-        for ticket in tickets:
+        prompts = await asyncio.to_thread(self._prompts_of, tickets) if tickets else []
+        for ticket, prompt in zip(tickets, prompts, strict=True):
             tracing.admitted(
                 parts.config.run.name or "", ticket.number, ticket.attempt, time.monotonic() - asked
             )
             # one that is granted again, since its first grant got lost, has less time than a new one
             seconds = self._parts.config.rollout.ticket_seconds - (newest - ticket.deadline)
             try:
-                order = self._order(ticket, seconds)
+                order = self._order(ticket, prompt, seconds)
             except MessageError as error:
                 await self._fail(ticket, "partial", str(error))
                 continue
             self._start(self._groups, order, self._roll_ticket(ticket, order))
         return len(tickets)
 
-    def _order(self, ticket: Ticket, seconds: float) -> Order:
-        parts = self._parts
-        epoch, index = self._prompt_order.at(ticket.number)
-        return ticket_order(ticket, epoch, parts.prompts[index], parts.config, parts.name, seconds)
+    def _prompts_of(self, tickets: Sequence[Ticket]) -> list[Prompt]:
+        """Their prompts; a stream may have to read a good way for one, so this is called in a thread."""
+        return [self._parts.prompts[self._prompt_order.at(ticket.number)[1]] for ticket in tickets]
+
+    def _order(self, ticket: Ticket, prompt: Prompt, seconds: float) -> Order:
+        epoch, _ = self._prompt_order.at(ticket.number)
+        return ticket_order(ticket, epoch, prompt, self._parts.config, self._parts.name, seconds)
 
     async def _roll_ticket(self, ticket: Ticket, order: Order) -> None:
         try:
