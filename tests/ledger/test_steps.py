@@ -128,7 +128,8 @@ async def test_versions_only_grow(stored):
         await stored.advance_version(4, "L1")
     assert await stored.manifest() is None
     await stored.announce(5, b"\xff\x00", "L1")
-    assert await stored.manifest() == (5, b"\xff\x00")
+    assert await stored.manifest() == await stored.manifest(4) == (5, b"\xff\x00")
+    assert await stored.manifest(5) is None
     with pytest.raises(LedgerError, match="after version 5"):
         await stored.announce(4, b"", "L1")
     with pytest.raises(LedgerError, match="not committed"):

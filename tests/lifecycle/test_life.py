@@ -153,6 +153,14 @@ async def test_pause_ends_with_the_stop():
     assert await life.pause(3600) is True
 
 
+async def test_pause_ends_with_news():
+    life, news = Life(), asyncio.Event()
+    asyncio.get_running_loop().call_soon(news.set)
+    assert await life.pause(3600, news) is False
+    asyncio.get_running_loop().call_soon(life.stop)
+    assert await life.pause(3600, asyncio.Event()) is True
+
+
 async def test_pause_ends_with_its_time():
     assert await Life().pause(0.0) is False
 

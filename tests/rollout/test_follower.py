@@ -36,12 +36,12 @@ class FakeLedger:
     async def state(self):
         return SimpleNamespace(status=self.status)
 
-    async def manifest(self):
+    async def manifest(self, newer_than=-1):
         if not self._versions:
             self._life.closing()
             return None
         version = self._versions.pop(0)
-        return version, str(version).encode()
+        return (version, str(version).encode()) if version > newer_than else None
 
 
 class FakeSubscriber:

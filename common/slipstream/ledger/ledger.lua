@@ -1049,10 +1049,11 @@ define('announce', WRITES, function(version, learner, manifest)
   redis.call('HSET', key('manifest'), 'version', version, 'manifest', manifest)
 end)
 
-define('manifest', READS, function()
-  local found = redis.call('HMGET', key('manifest'), 'version', 'manifest')
-  if not found[1] then return -1 end
-  return tonumber(found[1]), {found[2]}
+-- Only one that is newer than what the caller has: it asks often, and a manifest is not small.
+define('manifest', READS, function(newer_than)
+  local version = tonumber(redis.call('HGET', key('manifest'), 'version') or -1)
+  if version <= newer_than then return -1 end
+  return version, {redis.call('HGET', key('manifest'), 'manifest')}
 end)
 
 ---------------------------------------------------------------------------------------------------- evaluation

@@ -133,9 +133,9 @@ class StepCalls(LedgerCalls):
         """Publish where the weights of a committed version are; a smaller version is refused."""
         await self._book.do("announce", version, learner, blobs=(manifest,))
 
-    async def manifest(self) -> tuple[int, bytes] | None:
-        """The newest announced version and its manifest."""
-        version, found = await self._book.call_with_blobs(int, "manifest")
+    async def manifest(self, newer_than: int = -1) -> tuple[int, bytes] | None:
+        """The newest announced version and its manifest, if it is newer than that."""
+        version, found = await self._book.call_with_blobs(int, "manifest", newer_than)
         return (version, found[0]) if found else None
 
 

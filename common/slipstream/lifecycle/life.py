@@ -60,10 +60,18 @@ class Life:
         """Wait until the process is asked to end."""
         await self._stopping.wait()
 
-    async def pause(self, seconds: float) -> bool:
-        """Wait, at most until the stop signal; returns whether to stop."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+    async def pause(self, seconds: float, news: asyncio.Event | None = None) -> bool:
+        """Wait, at most until the stop signal or until there is news; returns whether to stop."""
+        if news is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), seconds)
+            return self.stopping
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, news)]
+        try:
+            await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
         return self.stopping
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from slipstream.errors import BaseMismatch, SlipstreamError, TransportTimeout, UserError, WeightsError
@@ -18,6 +19,7 @@ from slipstream.weights.manifest import Manifest, decode_manifest
 
 log = logging.getLogger("slipstream.rollout")
 POLL_SECONDS = 0.05
+LONGEST_POLL_SECONDS = 0.5
 RETRY_SECONDS = 1.0
 
 
@@ -47,15 +49,21 @@ class WeightsFollower:
         self._closed = False
         self._complained = ""
         self.swap_seconds = 0.0
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when a version was announced, for then the learner has room again, and when it is here."""
 
     async def follow(self, life: Life) -> None:
         """Stage each newer version as it is announced; one that cannot be had is asked for again."""
+        heard = time.monotonic()
         while not life.stopping:
-            announced = await self._ledger.manifest()
+            announced = await self._ledger.manifest(self._newest())
             usable = True
-            if announced is not None and announced[0] > self._newest():
+            if announced is not None:
+                heard = time.monotonic()
+                self.on_news()
                 usable = await self._stage(announced[1])
-            await life.pause(POLL_SECONDS if usable else RETRY_SECONDS)
+                self.on_news()
+            await life.pause(_patience(time.monotonic() - heard) if usable else RETRY_SECONDS)
 
     async def swap_if_newer(self) -> bool:
         """Swap the staged version in, if there is one; the number moves after the engine serves it."""
@@ -173,3 +181,8 @@ class WeightsFollower:
             return
         self._complained = reason
         log.info("waiting for usable weights, serving version %s: %s", self._engine.version, reason)
+
+
+def _patience(quiet: float) -> float:
+    """Seconds until the next look: the longer no version came, the less a look soon is worth."""
+    return min(LONGEST_POLL_SECONDS, max(POLL_SECONDS, 0.02 * quiet))

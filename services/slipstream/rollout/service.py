@@ -32,7 +32,7 @@ from slipstream.transport.base import OK
 
 log = logging.getLogger("slipstream.rollout")
 _IDLE_SECONDS = 0.02
-_LONGEST_IDLE_SECONDS = 0.05
+_LONGEST_IDLE_SECONDS = 0.2  # for what nobody tells of: a retry that is due, room that others made
 _DRAIN_SECONDS = 0.5
 _GOODBYE_SECONDS = 1.5
 _HAND_OVER_SECONDS = 1.0
@@ -66,6 +66,8 @@ class Rollout:
         self._evaluating: set[asyncio.Task[None]] = set()
         self._canary: asyncio.Task[bool] | None = None
         self._canary_due = False
+        self._news = asyncio.Event()  # of what may give this replica something to do
+        parts.follower.on_news = self._news.set
 
     async def run(self) -> None:
         """Serve until asked to stop; then give what is sampled a moment to be stored, and hand the rest over."""
@@ -77,11 +79,12 @@ class Rollout:
             self._life.watch("express", self._follow_express())
         idle = _IDLE_SECONDS
         while not self._life.stopping:
+            self._news.clear()
             started = await self._turn_if_allowed()
             self._parts.metrics.in_flight.set(len(self._groups))
-            idle = _IDLE_SECONDS if started else min(1.2 * idle, _LONGEST_IDLE_SECONDS)
             if not started:
-                await self._life.pause(idle)
+                await self._life.pause(idle, self._news)
+            idle = _IDLE_SECONDS if started or self._news.is_set() else min(1.2 * idle, _LONGEST_IDLE_SECONDS)
         await self._hand_over_all()
 
     async def _turn_if_allowed(self) -> int:
@@ -266,6 +269,7 @@ class Rollout:
         into.add(task)
         task.add_done_callback(into.discard)
         task.add_done_callback(lambda _: self._parts.roller.release(order))  # also when it never began
+        task.add_done_callback(lambda _: self._news.set())
 
     def _serving(self) -> bool:
         return self._parts.engine.version is not None
