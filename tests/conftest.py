@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from slipstream.ledger.records import MemberInfo
+
+settings.register_profile("unhurried", deadline=None)  # a machine may be busy
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

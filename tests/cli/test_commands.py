@@ -24,7 +24,7 @@ from slipstream.supervisor.child import Child, ProcessSpec
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
-@pytest.mark.parametrize("name", ["smollm2-sums", "tiny-sorter", "qwen-gsm8k-1gpu"])
+@pytest.mark.parametrize("name", ["smollm2-sums", "smollm2-sums-lora", "tiny-sorter", "qwen-gsm8k-1gpu"])
 def test_packaged_configs_are_right(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", name]) == EXIT_OK
     assert capsys.readouterr().out.startswith(f"{name}: ok; ")

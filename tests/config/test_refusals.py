@@ -270,5 +270,5 @@ def test_a_folder_is_no_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nowhere", "x" * 300, "/nowhere/smollm2-sums.yaml", "./smollm2-sums"])
 def test_a_missing_file_names_those_that_come_along(name: str) -> None:
     """A path is a path: it is never replaced by a packaged config that happens to have its name."""
-    with pytest.raises(UserError, match="smollm2-sums, tiny-sorter"):
+    with pytest.raises(UserError, match="smollm2-sums, smollm2-sums-lora, tiny-sorter"):
         find_config(name)

@@ -39,7 +39,7 @@ def write_merged(checkpoint: Path, adapter: dict[str, Any], model: Path, dtype: 
     kind: torch.dtype = getattr(torch, dtype)
     whole = {name: value.to(kind) if value.is_floating_point() else value for name, value in base.items()}
     whole |= merge_all(whole, adapter_weights(checkpoint), adapter["layers"], adapter["scale"])
-    save_file({n: v.contiguous() for n, v in whole.items()}, target / "model.safetensors", {"format": "pt"})
+    _save(whole, target / "model.safetensors")
 
 
 def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: Path) -> None:
@@ -63,7 +63,7 @@ def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: P
     )
     settings.save_pretrained(str(target))
     named = {f"{_PEFT_PREFIX}{name}": value for name, value in adapter_weights(checkpoint).items()}
-    save_file(named, target / "adapter_model.safetensors", {"format": "pt"})
+    _save(named, target / "adapter_model.safetensors")
 
 
 def adapter_weights(checkpoint: Path) -> dict[str, Tensor]:
@@ -73,6 +73,11 @@ def adapter_weights(checkpoint: Path) -> dict[str, Tensor]:
         found[name] = torch.empty(shape, dtype=torch.float32)
         saved.fill(name, found[name])
     return found
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path, {"format": "pt"})
+    path.chmod(0o644)  # safetensors makes private files
 
 
 def _shortest(layers: list[str], model: Path) -> list[str]:
