@@ -1,185 +1,192 @@
-"""Publishing weights over shared memory to three replicas, against one memcpy of the same bytes.
+"""Weights from a learner to its receivers: every link of ours beside the usual ways, with the same bytes, in one run.
 
-    python -m benchmarks.weights [--quick]
+    python -m benchmarks.weights [--quick] [--ray-python PYTHON] [--ucx-python PYTHON]
 
-The model has the shapes of SmolLM2-135M in float32 (`--quick`: a quarter of it). Both baselines copy into
-memory that was touched before: `memcpy flat` is one call for all bytes, `memcpy tensors` is what any program
-pays that copies a state dict tensor by tensor on one thread. All methods take turns in every round, so that
-other load on the machine meets them alike; times are medians, ratios are medians of each round's ratio.
-Digests are included everywhere but in the stall: `published` ends when the version is visible with its
-digests, `verified` when every replica has mapped it and compared all bytes with the digests itself. CPU
-seconds are those of all processes.
+512 MiB (`--quick`: 64) of float32 in tensors of 4 MiB go from this process to one and to three others. Ours ends when
+every receiver has the version and has compared each digest; no other way here compares anything. `sockets` are plain
+TCP streams into warm memory, `gloo` a broadcast in 16 pieces at once (its fastest form), `ray` its object store (put
+once, got by actors), `safetensors` a file that is written and read back. GB/s counts delivered bytes; CPU seconds are
+those of all processes. `stall` is what the learner waits for, `published` ends when receivers may fetch; both are
+multiples of one flat memcpy between warm buffers, made just before each round so that other load meets both alike.
+Figures are medians; tcp and ucx over gloo compare from published to verified, since gloo has no copy of its own. Like the learner under `slipstream up`, this process copies past the cache, the memcpy too.
 
-The C library streams past the cache only in copies larger than its threshold, so one large copy can beat many
-small ones by half. GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0x40000 gives the small ones that
-speed too.
+Rows whose parts are not installed here run with another interpreter (`--ray-python`, `--ucx-python`, or
+SLIPSTREAM_RAY_PYTHON, SLIPSTREAM_UCX_PYTHON), or say why they do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from slipstream.weights.base import ArraySource
-from slipstream.weights.digests import bucket_digests
-from slipstream.weights.manifest import decode_manifest, encode_manifest, layout
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
+from benchmarks.weights_peers import gloo, safetensors, sockets
+from slipstream.supervisor.plan import STREAM_FROM
+from slipstream.weights.bench import Paired, Row, measure, paired_of, row, timed
 
-REPLICAS = 3
-HIDDEN, KV, FFN, VOCAB, LAYERS = 576, 192, 1536, 49152, 30
-AIMS = {"published_of_memcpy": ">= 0.6", "stall_of_memcpy": "<= 1.3"}
-
-Timing = tuple[float, float]  # wall seconds, CPU seconds
-
-
-def model(quick: bool) -> dict[str, ArraySource]:
-    """Tensors of a Llama of SmolLM2-135M's shapes [538 MB], or of a quarter of its vocabulary and layers."""
-    share = 4 if quick else 1
-    random = np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {"embed": (VOCAB // share, HIDDEN)}
-    for index in range(LAYERS // share):
-        square, narrow, wide = (HIDDEN, HIDDEN), (KV, HIDDEN), (FFN, HIDDEN)
-        parts = {"q": square, "k": narrow, "v": narrow, "o": square, "gate": wide, "up": wide, "down": wide}
-        shapes |= {f"layer{index}.{name}": shape for name, shape in parts.items()}
-        shapes |= {f"layer{index}.norm{half}": (HIDDEN,) for half in "ab"}
-    return {name: ArraySource(random.random(shape, np.float32)) for name, shape in shapes.items()}
+RECEIVERS = (1, 3)
+ROOT = Path(__file__).parent.parent
+AIMS = {
+    "shm_published_of_memcpy": ">= 0.6",
+    "learner_stall_of_memcpy": "<= 1.3",
+    "shm_x3_over_gloo_x3": ">= 3",
+    "tcp_x1_over_gloo_x1": ">= 1",
+    "tcp_x3_over_gloo_x3": ">= 1",
+    "ucx_x1_over_gloo_x1": ">= 1",
+    "ucx_x3_over_gloo_x3": ">= 1",
+}
 
 
-def replica(directory: Path) -> None:
-    """Fetch each manifest given on standard input; answer with the CPU seconds it took."""
-    subscriber, served = ShmSubscriber(directory=directory), None
-    for line in sys.stdin:
-        before = time.process_time()
-        fetched = subscriber.fetch(decode_manifest(bytes.fromhex(line)))
-        if served is not None:
-            served.release()
-        served = fetched
-        print(time.process_time() - before, flush=True)
+@dataclass
+class Table:
+    """Rows as they come, and the rounds behind them."""
+
+    gigabytes: float
+    rounds: dict[str, Paired] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def add(self, method: str, receivers: int, rounds: Paired) -> None:
+        found = row(method, receivers, self.gigabytes, rounds)
+        self.rounds[f"{method}_x{receivers}"], self.rows[f"{method}_x{receivers}"] = rounds, found
+        print(
+            f"{method:12} {receivers:9} {found.milliseconds:8.1f} {found.gb_per_s:7.2f} {found.cpu_s_per_gb:9.3f} "
+            f"{found.stall_of_memcpy:7.2f} {found.published_of_memcpy:10.2f}",
+            flush=True,
+        )
+
+    def miss(self, method: str, why: str) -> None:
+        self.missing[method] = why
+        print(f"{method:12} not measured: {why}", flush=True)
+
+    def over(self, ours: str, theirs: str) -> float | None:
+        """How many times as fast; each is set against the memcpy beside it first.
+
+        Of our links between hosts the way from published to verified counts: the learner's part is the stall.
+        """
+        if ours not in self.rounds or theirs not in self.rounds:
+            return None
+
+        def cost(name: str) -> float:
+            link = name.startswith(("tcp", "ucx"))
+            return statistics.median(
+                (each.verified - each.published * link) / memcpy for memcpy, each in self.rounds[name]
+            )
+
+        return round(cost(theirs) / cost(ours), 3)
 
 
-def timed(action: Callable[[], object]) -> Timing:
-    wall, cpu = time.perf_counter(), time.process_time()
-    action()
-    return time.perf_counter() - wall, time.process_time() - cpu
+def here(table: Table, method: str, run: Callable[[int], Paired]) -> None:
+    """A way that this interpreter can go."""
+    for receivers in RECEIVERS:
+        table.add(method, receivers, run(receivers))
 
 
-class Stack:
-    """A publisher here and its replicas in processes of their own."""
-
-    def __init__(self, tensors: dict[str, ArraySource], directory: Path, threads: int) -> None:
-        self.tensors, self.version = tensors, 0
-        self.publisher = ShmPublisher("benchmark", 1, layout(tensors), directory=directory, threads=threads)
-        command = [sys.executable, "-m", "benchmarks.weights", "--replica", str(directory)]
-        self.replicas = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            for _ in range(REPLICAS)
-        ]
-
-    def step(self) -> dict[str, Timing]:
-        """Publish one version to all replicas; seconds from the start until each stage was over."""
-        self.version += 1
-        wall, cpu = time.perf_counter(), time.process_time()
-        staged = self.publisher.stage(self.version, self.tensors)
-        stall = (time.perf_counter() - wall, time.process_time() - cpu)
-        line = encode_manifest(staged.commit()).hex() + "\n"
-        published = (time.perf_counter() - wall, time.process_time() - cpu)
-        for process in self.replicas:
-            assert process.stdin is not None
-            process.stdin.write(line)
-            process.stdin.flush()
-        theirs = sum(float(process.stdout.readline()) for process in self.replicas if process.stdout)
-        verified = (time.perf_counter() - wall, time.process_time() - cpu + theirs)
-        self.publisher.retire(self.version)
-        return {"stall": stall, "published": published, "verified": verified}
-
-    def close(self) -> None:
-        for process in self.replicas:
-            process.communicate(timeout=10)
-        self.publisher.close()
+def elsewhere(table: Table, method: str, argv: list[str], timeout: float = 600) -> None:
+    """A way that needs another interpreter, which prints its rounds as JSON."""
+    paths = [str(ROOT), str(ROOT / "common"), str(ROOT / "services")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        table.miss(method, f"{argv[0]}: {error}")
+        return
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        table.miss(method, f"{argv[0]} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+        return
+    for receivers, rounds in json.loads(lines[-1]).items():
+        table.add(method, int(receivers), paired_of(rounds))
 
 
-def measure(tensors: dict[str, ArraySource], repeats: int, threads: int) -> list[dict[str, Timing]]:
-    """Wall and CPU seconds of every method in each of `repeats` rounds, after two to warm up."""
-    plan = layout(tensors)
-    source, target = np.ones(plan.total_bytes, np.uint8), np.ones(plan.total_bytes, np.uint8)
+def ours(table: Table, data: np.ndarray, repeats: int, ucx_python: str) -> None:
+    """Our links."""
+    for link in ("shm", "tcp"):
+        here(table, link, lambda receivers, link=link: measure(link, receivers, data, repeats))  # type: ignore[misc]
+    if importlib.util.find_spec("ucxx") is not None:
+        here(table, "ucx", lambda receivers: measure("ucx", receivers, data, repeats))
+    elif ucx_python:
+        argv = [ucx_python, "-m", "benchmarks.weights_ucx", str(data.nbytes >> 20), str(repeats)]
+        elsewhere(table, "ucx", argv)
+    else:
+        table.miss("ucx", "UCXX is not installed here, and no --ucx-python is given")
 
-    def by_tensor() -> None:
-        for spec in plan.tensors:
-            rows = spec.shape[0]
-            tensors[spec.name].copy_rows(target[spec.offset : spec.offset + spec.nbytes], 0, rows)
 
-    rounds: list[dict[str, Timing]] = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="slipstream-benchmark-") as directory:
-        stack = Stack(tensors, Path(directory), threads)
-        try:
-            for _ in range(repeats + 2):
-                round_ = {
-                    "memcpy flat": timed(lambda: np.copyto(target, source)),
-                    "memcpy tensors": timed(by_tensor),
-                    "digest": timed(lambda: bucket_digests(target, plan)),
-                }
-                rounds.append(round_ | stack.step())
-        finally:
-            stack.close()
-    return rounds[2:]
+def theirs(table: Table, data: np.ndarray, repeats: int, ray_python: str) -> None:
+    """The usual ways."""
+    here(table, "sockets", lambda receivers: sockets(data, receivers, repeats))
+    if importlib.util.find_spec("torch") is not None:
+        here(table, "gloo", lambda receivers: gloo(data, receivers, repeats))
+    else:
+        table.miss("gloo", "torch is not installed here")
+    if importlib.util.find_spec("safetensors") is not None:
+        here(table, "safetensors", lambda receivers: safetensors(data, receivers, repeats))
+    else:
+        table.miss("safetensors", "it is not installed here")
+    if importlib.util.find_spec("ray") is not None:
+        ray_python = ray_python or sys.executable
+    if ray_python:
+        argv = [ray_python, str(ROOT / "benchmarks" / "weights_ray.py"), str(data.nbytes >> 20), str(repeats)]
+        elsewhere(table, "ray", argv)
+    else:
+        table.miss("ray", "it is not installed here, and no --ray-python is given")
+
+
+def figures(table: Table) -> dict[str, object]:
+    """What the aims are about, and every row."""
+    rows = {
+        f"{name}_{what}": round(value, 3)
+        for name, each in table.rows.items()
+        for what, value in (
+            ("gb_per_s", each.gb_per_s),
+            ("cpu_s_per_gb", each.cpu_s_per_gb),
+            ("stall_of_memcpy", each.stall_of_memcpy),
+        )
+    }
+    shm = table.rows["shm_x3"]
+    ratios = {name: table.over(*name.split("_over_")) for name in AIMS if "_over_" in name}
+    return {
+        "gigabytes": round(table.gigabytes, 3),
+        "shm_published_of_memcpy": round(1 / shm.published_of_memcpy, 3),
+        "learner_stall_of_memcpy": round(shm.stall_of_memcpy, 3),
+        **ratios,
+        **rows,
+        "not_measured": table.missing,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the model")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2, help="threads that copy and digest in the learner")
-    parser.add_argument("--replica", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="64 MiB, 3 rounds")
+    parser.add_argument("--repeats", type=int, help="rounds of each row (5)")
+    parser.add_argument("--ray-python", default=os.environ.get("SLIPSTREAM_RAY_PYTHON", ""))
+    parser.add_argument("--ucx-python", default=os.environ.get("SLIPSTREAM_UCX_PYTHON", ""))
     options = parser.parse_args()
-    if options.replica:
-        replica(options.replica)
-        return
-    tensors = model(options.quick)
-    gigabytes = layout(tensors).total_bytes / 1e9
-    report(gigabytes, measure(tensors, options.repeats, options.threads), options.threads)
-
-
-def report(gigabytes: float, rounds: list[dict[str, Timing]], threads: int) -> None:
-    """The table for people, then one line of JSON."""
-
-    def wall(name: str) -> float:
-        return statistics.median(round_[name][0] for round_ in rounds)
-
-    def cpu(name: str) -> float:
-        return statistics.median(round_[name][1] for round_ in rounds) / gigabytes
-
-    def ratio(above: str, below: str) -> float:
-        return statistics.median(round_[above][0] / round_[below][0] for round_ in rounds)
-
-    print(f"{gigabytes:.3f} GB, {REPLICAS} replicas, {threads} learner threads; GB/s is per byte published")
-    print(f"{'':16} {'ms':>8} {'GB/s':>7} {'of memcpy':>9} {'CPU s/GB':>9}")
-    for name in rounds[0]:
-        speed, share = gigabytes / wall(name), ratio("memcpy flat", name)
-        print(f"{name:16} {wall(name) * 1e3:8.1f} {speed:7.2f} {share:9.2f} {cpu(name):9.3f}")
-    figures = {
-        "gigabytes": gigabytes,
-        "memcpy_gb_per_s": gigabytes / wall("memcpy flat"),
-        "published_gb_per_s": gigabytes / wall("published"),
-        "published_of_memcpy": ratio("memcpy flat", "published"),
-        "verified_by_all_of_memcpy": ratio("memcpy flat", "verified"),
-        "delivered_and_verified_gb_per_s": REPLICAS * gigabytes / wall("verified"),
-        "stall_of_memcpy": ratio("stall", "memcpy flat"),
-        "stall_of_memcpy_by_tensor": ratio("stall", "memcpy tensors"),
-        "cpu_s_per_gb_published": cpu("published"),
-        "cpu_s_per_gb_verified": cpu("verified"),
-    }
-    rounded = {name: round(value, 3) for name, value in figures.items()}
-    print(json.dumps({"benchmark": "weights", "figures": rounded, "aims": AIMS}))
+    name = STREAM_FROM.partition("=")[0]
+    if name not in os.environ.get("GLIBC_TUNABLES", ""):  # read by the C library when a process begins
+        os.environ["GLIBC_TUNABLES"] = STREAM_FROM
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.weights", *sys.argv[1:]])
+    repeats = options.repeats or (3 if options.quick else 5)
+    data = np.random.default_rng(0).random(((64 if options.quick else 512) << 8, 1024), np.float32)
+    table = Table(data.nbytes / 1e9)
+    warm = np.ones_like(data)
+    memcpy = statistics.median(timed(lambda: np.copyto(warm, data)) for _ in range(repeats + 2))
+    print(
+        f"{table.gigabytes:.3f} GB; one flat memcpy takes {memcpy * 1e3:.1f} ms ({table.gigabytes / memcpy:.2f} GB/s)"
+    )
+    print(f"{'way':12} {'receivers':>9} {'ms':>8} {'GB/s':>7} {'CPU s/GB':>9} {'stall':>7} {'published':>10}")
+    ours(table, data, repeats, options.ucx_python)
+    theirs(table, data, repeats, options.ray_python)
+    print(json.dumps({"benchmark": "weights", "figures": figures(table), "aims": AIMS}))
 
 
 if __name__ == "__main__":

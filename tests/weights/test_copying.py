@@ -42,7 +42,7 @@ def test_pieces_cover_every_tensor_once_and_the_digests_are_those_of_the_result(
     tensors = sources()
     whole = layout(tensors, bucket_bytes=bucket_bytes)
     target = np.zeros(whole.total_bytes, np.uint8)
-    digests = copy_all(target, tensors, plan(whole), pool)
+    digests = copy_all(target, tensors, plan(whole), pool, 1)
     assert digests == bucket_digests(target, whole)
     for spec in whole.tensors:
         alone = np.zeros(spec.nbytes, np.uint8)
@@ -63,6 +63,6 @@ def test_what_comes_from_a_device_is_digested_after_the_learner_has_gone_on(pool
     tensors = {"near": ArraySource(np.ones(100, np.float32)), "far": Far(np.arange(50.0))}
     whole = layout(tensors)
     target = np.zeros(whole.total_bytes, np.uint8)
-    assert copy_all(target, tensors, plan(whole), pool) == []
+    assert copy_all(target, tensors, plan(whole), pool, 1) == []
     place = whole.tensors[1]
     assert target[place.offset : place.offset + place.nbytes].view(np.float64).tolist() == list(range(50))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +54,29 @@ class Row:
     gb_per_s: float
     cpu_s_per_gb: float
     stall_of_memcpy: float
+    published_of_memcpy: float
+
+
+Paired = Sequence[tuple[float, Round]]  # each round with the seconds of a memcpy just before it
+
+
+def paired_of(rounds: Iterable[Sequence[float]]) -> Paired:
+    """Rounds from plain numbers: those of the memcpy, then the fields of `Round`."""
+    return [(memcpy, Round(*rest)) for memcpy, *rest in rounds]
+
+
+def cut(data: np.ndarray) -> dict[str, np.ndarray]:
+    """An array [rows, 1024] as tensors of 4 MiB, about what the matrices of a small model have."""
+    step = max(1, (4 << 20) // max(1, data[:1].nbytes))
+    return {f"w{first}": data[first : first + step] for first in range(0, len(data), step)}
 
 
 class Bench:
     """A publisher over one link, and its receivers."""
 
     def __init__(self, link: str, receivers: int, data: np.ndarray, place: Path) -> None:
-        self._tensors, self._version = {"w": ArraySource(data)}, 0
+        self._tensors = {name: ArraySource(part) for name, part in cut(data).items()}
+        self._version = 0
         near = place / "near"
         near.mkdir(parents=True)
         shelf = Shelf(near)
@@ -104,7 +120,7 @@ class Bench:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def measure(link: str, receivers: int, data: np.ndarray, repeats: int) -> list[tuple[float, Round]]:
+def measure(link: str, receivers: int, data: np.ndarray, repeats: int) -> Paired:
     """Rounds of one link, each with the seconds of a memcpy just before it, after some to warm up."""
     flat = data.view(np.uint8).reshape(-1)
     target = np.ones_like(flat)
@@ -124,7 +140,7 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def row(method: str, receivers: int, gigabytes: float, rounds: Sequence[tuple[float, Round]]) -> Row:
+def row(method: str, receivers: int, gigabytes: float, rounds: Paired) -> Row:
     """Medians of the rounds of one method."""
     verified = statistics.median(each.verified for _, each in rounds)
     return Row(
@@ -134,6 +150,7 @@ def row(method: str, receivers: int, gigabytes: float, rounds: Sequence[tuple[fl
         receivers * gigabytes / verified,
         statistics.median(each.cpu for _, each in rounds) / gigabytes / receivers,
         statistics.median(each.stall / memcpy for memcpy, each in rounds),
+        statistics.median(each.published / memcpy for memcpy, each in rounds),
     )
 
 

@@ -8,7 +8,8 @@ device is copied only, and digested when the learner has gone on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
@@ -77,9 +78,19 @@ def check_sources(layout: Layout, tensors: Mapping[str, Source]) -> None:
 
 
 def copy_all(
-    target: Bytes, tensors: Mapping[str, Source], buckets: list[Bucket], pool: ThreadPoolExecutor
+    target: Bytes,
+    tensors: Mapping[str, Source],
+    buckets: Sequence[Bucket],
+    pool: ThreadPoolExecutor | None = None,
+    helpers: int = 0,
 ) -> list[str]:
     """Copy every tensor to its place in `target` [total_bytes].
+
+    The caller's thread works too, so that on a busy machine it need not wait until another one is woken.
+
+    Args:
+        target: Where to. tensors: What. buckets: The plan.
+        pool: Where further threads come from. helpers: How many of them.
 
     Returns:
         The digest of each bucket, or nothing if a tensor came from a device.
@@ -89,10 +100,30 @@ def copy_all(
     """
     digested = all(source.on_host for source in tensors.values())
     work = _copy_and_digest if digested else _copy
-    running = [pool.submit(work, target, tensors, bucket) for bucket in buckets]
-    wait(running)  # all of them, also after a failure: nobody may write into a buffer that was given back
-    digests = [future.result() for future in running]
+    digests, waiting = [""] * len(buckets), deque(range(len(buckets)))
+
+    def work_off() -> None:
+        while (index := _next(waiting)) is not None:
+            digests[index] = work(target, tensors, buckets[index])
+
+    running = [pool.submit(work_off) for _ in range(helpers)] if pool else []
+    try:
+        work_off()
+    finally:  # nobody may write into a buffer that was given back
+        waiting.clear()
+        begun = [future for future in running if not future.cancel()]
+        wait(begun)
+    for future in begun:
+        future.result()
     return digests if digested else []
+
+
+def _next(waiting: deque[int]) -> int | None:
+    """What nobody has begun, or None."""
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
 
 
 def _copy(target: Bytes, tensors: Mapping[str, Source], bucket: Bucket) -> str:

@@ -108,6 +108,7 @@ class ShmPublisher:
         except BaseException:
             self._remove_files()
             raise
+        self._helpers = threads - 1
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
 
     def publish(self, version: int, tensors: Mapping[str, Source]) -> Manifest:
@@ -129,7 +130,7 @@ class ShmPublisher:
 
         def write(data: Bytes) -> list[str]:
             if not isinstance(tensors, Together):
-                return copy_all(data, tensors, self._buckets, self._pool)
+                return copy_all(data, tensors, self._buckets, self._pool, self._helpers)
             tensors.write_all(data, self.layout)
             return []
 
