@@ -8,7 +8,8 @@ TCP streams into warm memory, `gloo` a broadcast in 16 pieces at once (its faste
 once, got by actors), `safetensors` a file that is written and read back. GB/s counts delivered bytes; CPU seconds are
 those of all processes. `stall` is what the learner waits for, `published` ends when receivers may fetch; both are
 multiples of one flat memcpy between warm buffers, made just before each round so that other load meets both alike.
-Figures are medians; tcp and ucx over gloo compare from published to verified, since gloo has no copy of its own. Like the learner under `slipstream up`, this process copies past the cache, the memcpy too.
+Figures are medians; tcp and ucx over gloo compare from published to verified, since gloo has no copy of its own.
+Like the learner under `slipstream up`, this process copies past the cache, the memcpy too.
 
 Rows whose parts are not installed here run with another interpreter (`--ray-python`, `--ucx-python`, or
 SLIPSTREAM_RAY_PYTHON, SLIPSTREAM_UCX_PYTHON), or say why they do not.

@@ -62,7 +62,10 @@ print(*[float(a.min()) for a in weights.tensors.values()], *[float(a.max()) for 
 """
 
 
-def test_a_reader_process_keeps_its_version_while_newer_ones_are_published(tmp_path, plain_layout, model):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_reader_process_keeps_its_version_while_newer_ones_are_published(
+    stopped, tmp_path, plain_layout, model
+):
     """Case 74"""
     from slipstream.weights.manifest import encode_manifest
 
@@ -72,9 +75,12 @@ def test_a_reader_process_keeps_its_version_while_newer_ones_are_published(tmp_p
         [sys.executable, "-c", READER, str(tmp_path), manifest], stdin=-1, stdout=-1, text=True
     ) as reader:
         assert reader.stdout.readline() == "mapped\n"
+        if stopped:
+            reader.send_signal(signal.SIGSTOP)
         for version in range(2, 8):
             publisher.publish(version, model(float(version)))
             publisher.retire(version)
+        reader.send_signal(signal.SIGCONT)
         out, _ = reader.communicate("\n", timeout=120)
     assert [float(word) for word in out.split()] == [10.0 + index for index in range(6)] * 2
     publisher.close()

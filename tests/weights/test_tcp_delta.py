@@ -115,3 +115,18 @@ def test_every_so_many_versions_come_whole_whatever_changed(tmp_path):
     made = Learner(tmp_path / "near", dense_every=3)
     assert [made.step().delta is None for _ in range(7)] == [True, False, True, False, False, True, False]
     made.publisher.close()
+
+
+def test_who_joins_at_version_7_gets_that_one_whole_and_goes_on_with_deltas(learner, replica, tmp_path):
+    for _ in range(7):
+        manifest = learner.step()
+        replica.fetch(manifest)
+        learner.publisher.retire(learner.version)
+    assert (manifest.version, manifest.delta.base_version) == (7, 6)
+    (tmp_path / "third").mkdir()
+    late = PullSubscriber([TcpPuller()], directory=tmp_path / "third")
+    np.testing.assert_array_equal(late.fetch(manifest).tensors["w"], learner.bits)
+    assert (late.deltas_applied, replica.deltas_applied) == (0, 6)
+    np.testing.assert_array_equal(late.fetch(learner.step()).tensors["w"], learner.bits)
+    assert late.deltas_applied == 1
+    late.close()
