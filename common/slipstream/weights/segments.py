@@ -5,6 +5,7 @@ while they wait for a version. Two kinds of flock keep order, both given up by t
 
 - The publisher holds `slipstream-<run>-<incarnation>.lock` for as long as it lives. Whoever starts next removes
   the files of every publisher whose lock is free.
+  The lock file may list more files, which others have made for that process and which go the same way.
 - A reader holds a shared lock on the file it has mapped. The publisher writes into old pages only under the
   exclusive lock, so it can use pages again (fresh ones cost eight times the copy, in page faults) and yet never
   change bytes that someone reads.
@@ -17,6 +18,8 @@ import fcntl
 import mmap
 import os
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,7 @@ from slipstream.weights.base import Bytes
 SHM = Path("/dev/shm")
 PREFIX = "slipstream-"
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NOTE = re.compile(r"^(\d+) ([A-Za-z0-9][A-Za-z0-9._-]*)$", re.MULTILINE)
 
 
 def prefix_of(run: str, incarnation: int) -> str:
@@ -110,6 +114,17 @@ class PublisherLock:
                 return
             os.close(self._fd)
 
+    def note(self, names: Iterable[str]) -> None:
+        """List files of the directory that shall not outlive this lock; each by its inode too, for a name may be
+        given to another's file later.
+        """
+        directory, lines = self._path.parent, []
+        for name in names:
+            with suppress(FileNotFoundError):
+                lines.append(f"{(directory / name).stat().st_ino} {name}\n")
+        os.pwrite(self._fd, "".join(lines).encode(), 0)
+        os.truncate(self._fd, sum(map(len, lines)))
+
     def close(self) -> None:
         """Remove the lock file and free the lock; harmless when repeated."""
         if self._fd >= 0:
@@ -146,10 +161,20 @@ def sweep(directory: Path) -> list[str]:
 
 def _remove_all(directory: Path, lock: Path) -> list[str]:
     own = re.compile(re.escape(lock.stem) + r"-(\d+|spare\d+)(\.part)?")
-    names = sorted(path.name for path in directory.iterdir() if own.fullmatch(path.name))
+    names = sorted(path.name for path in directory.iterdir() if own.fullmatch(path.name)) + noted(lock)
     for name in [*names, lock.name]:  # the lock last, so that an interrupted sweep can be repeated
         (directory / name).unlink(missing_ok=True)
     return names
+
+
+def noted(lock: Path) -> list[str]:
+    """Files that a lock file lists and that are still the ones that were meant."""
+    found = []
+    for inode, name in _NOTE.findall(lock.read_text(encoding="ascii", errors="replace")):
+        with suppress(FileNotFoundError):
+            if (lock.parent / name).stat().st_ino == int(inode):
+                found.append(name)
+    return found
 
 
 class Segment:

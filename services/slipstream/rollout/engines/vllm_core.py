@@ -13,6 +13,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.rollout.engines.base import Head, Sampling
 from slipstream.rollout.engines.handover import Handover
 from slipstream.rollout.engines.vllm_config import VllmConfig, engine_arguments, environment
+from slipstream.rollout.engines.vllm_memory import ChildMemory
 
 SHUTDOWN_SECONDS = 10.0
 
@@ -41,6 +42,7 @@ class VllmCore:
         self._llm = llm
         self._config = config
         self._stamps: dict[str, deque[tuple[int, int]]] = {}
+        self._memory = ChildMemory()
         self._tap()
 
     @classmethod
@@ -134,10 +136,12 @@ class VllmCore:
         """End vLLM's processes; harmless when they are dead."""
         with contextlib.suppress(Exception):  # it is on its way out, and its own clean-up is noisy
             await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
+        await asyncio.to_thread(self._memory.close)
 
     async def _begin(self) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
+        await asyncio.to_thread(self._memory.note)
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"pid": os.getpid()}))
 
     def _tap(self) -> None:
