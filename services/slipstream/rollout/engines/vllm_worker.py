@@ -6,6 +6,7 @@ whole version is loaded between two steps; each layer is packed again as it come
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import select
@@ -22,13 +23,21 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.model_loader.reload.layerwise import (
+    _place_kernel_tensors,
     finalize_layerwise_reload,
+    get_layerwise_info,
     initialize_layerwise_reload,
 )
 
 BACKEND = "slipstream"
+# It warns at every swap of a tied head and of tables that no file holds; what a version lacks is refused before.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 @dataclass
@@ -61,8 +70,17 @@ class SharedMemoryTransfer(WeightTransferEngine[Owner, Version]):  # type: ignor
             threading.Thread(target=_end_with, args=(init_info.pid,), name="owner-watch", daemon=True).start()
 
     def start_weight_update(self) -> None:
-        """Take every layer's parameters aside, to be filled anew."""
+        """Take every layer's parameters aside, to be filled anew; an embedding on a CPU is filled where it is.
+
+        vLLM would read an embedding into fresh memory, pack it for products that are never made with it, and copy
+        it back, which for a small model is much of a swap. Nothing decodes meanwhile, so it can be written in place.
+        """
         initialize_layerwise_reload(self.model)
+        for module in self.model.modules():
+            if _is_plain_table(module):
+                info = get_layerwise_info(module)
+                _place_kernel_tensors(module, info)
+                info.reset()
 
     def receive_weights(self, update_info: Version) -> None:
         """Load a whole version from its mapping; nothing is copied but into the layers themselves."""
@@ -96,6 +114,16 @@ class WorkerExtension:
         for cache in self.model_runner.kv_caches:  # type: ignore[attr-defined]
             for tensor in cache if isinstance(cache, list | tuple) else [cache]:
                 tensor.zero_()
+
+
+def _is_plain_table(module: torch.nn.Module) -> bool:
+    """Whether it is an embedding that only looks rows up: not quantised, on a CPU, and not the output head."""
+    return (
+        type(module) is VocabParallelEmbedding
+        and type(module.quant_method) is UnquantizedEmbeddingMethod
+        and get_layerwise_info(module).kernel_tensors is not None
+        and all(tensor.is_cpu for tensor in get_layerwise_info(module).kernel_tensors[0].values())
+    )
 
 
 def _tensors(mapping: mmap.mmap, specs: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
