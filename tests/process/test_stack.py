@@ -41,12 +41,14 @@ def test_the_tiny_model_learns(stack):
 
 @pytest.mark.timeout(900)
 def test_two_runs_on_one_host_do_not_disturb_each_other(stack, simulated):
-    """Case 96."""
-    runs = [stack().up(*simulated, "run.steps=6") for _ in range(2)]
+    """Case 96; one trains adapters, so its versions and checkpoints hold these alone."""
+    runs = [stack().up(*simulated, "run.steps=6", *more) for more in ([], ["learner.lora.rank=4"])]
     for run in runs:
         assert run.wait() == 0, run.text[-4000:]
         assert len(run.assert_exactly_once()) == 12
         run.assert_gone()
+    saved = [sorted((run.folder / "checkpoints").glob("step-*/adapter.json")) for run in runs]
+    assert [len(found) > 0 for found in saved] == [False, True]
 
 
 @pytest.mark.timeout(900)
