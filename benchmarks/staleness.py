@@ -1,32 +1,37 @@
 """What each staleness policy costs, with the real ledger, queues, buffer and rollout service in simulated time.
 
-    python -m benchmarks.staleness [--quick] [--sigma S ...] [--eta N ...] [--steps N]
+    python -m benchmarks.staleness [--quick] [--sigma S ...] [--eta N ...] [--way W ...] [--steps N] [--out FILE]
 
 64 slots in 4 replicas, steps of 64 groups of one sample, log-normal lengths cut at 8 x the mean, a step as long as
-decoding a batch. Columns: share of the throughput limit; groups with tokens over the bound, to which `pace` gives
-weight; the tokens, which `token` masks; the same in the longest tenth of groups; mean length of what was trained over
-that of what was admitted. `--quick` runs sigma = 1 with eta 2 and 4, without `wait` and the plainer lanes, in few
-steps: it shows the shape, its figures scatter. What is real and what is simulated stands in staleness_stack.py. The
-last line is JSON.
+decoding a batch. Ways: `token` and `pace` (one run: pace trains what token masks), `drop`, `wait`, and `lane`, which
+is token with an express lane. Columns: share of the throughput limit; groups with tokens over the bound, to which
+`pace` gives weight; the tokens, which `token` masks; mean length of what was trained over that of what was admitted;
+groups dropped and handed over; CPU time; tokens over the bound in each tenth of the groups by length.
+
+`--quick` runs sigma = 1 with eta 2 and 4, without `wait`, in 26 steps. These are no steady state yet: hold its
+figures against the plain queue's on the same lengths, and those of 160 steps against the design's table. What is real
+and what is simulated stands in staleness_stack.py. The last line is JSON; `--out` gets each run as a line.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
+import ctypes
 import json
-import statistics
+import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Any
 
-from benchmarks.staleness_stack import BATCH, Case, stack_of
+from benchmarks.staleness_costs import Costs
+from benchmarks.staleness_plain import Plain
+from benchmarks.staleness_stack import Case, Stack, stack_of
 from benchmarks.virtual import VirtualLoop, run
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.server import embedded_server
@@ -39,48 +44,14 @@ EXPECTED = {
     4: (0.997, 0.04, 0.07, 0.18, 0.97, 0.83),
     8: (0.997, 0.005, 0.003, 0.01, 0.997, 0.96),
 }
-AIMS = {"share": 0.97, "masked": 0.035, "length": 0.02}
+AIMS = {"share": 0.97, "masked": 0.035, "length": 0.02, "points_from_plain_queue": 3.0}
 LANE: dict[str, Any] = {"floor": 0.2, "order": "oldest_first", "express": 1, "express_sequences": 10}
-
-
-@dataclass
-class Result:
-    """What a run came to. Lengths and masked tokens are of each trained group after the warm-up."""
-
-    case: Case
-    share: float = 0.0
-    lengths: list[int] = field(default_factory=list)
-    masked: list[int] = field(default_factory=list)
-    bias: float = 1.0
-    dropped: int = 0
-    handed_over: int = 0
-    wall: float = 0.0
-
-    @property
-    def over(self) -> float:
-        """Share of trained groups with a token over the bound."""
-        return sum(count > 0 for count in self.masked) / len(self.masked)
-
-    @property
-    def masked_share(self) -> float:
-        """Share of tokens over the bound."""
-        return sum(self.masked) / sum(self.lengths)
-
-    @property
-    def deciles(self) -> list[float]:
-        """The same by length, shortest tenth first."""
-        pairs = sorted(zip(self.lengths, self.masked, strict=True))
-        cuts = [len(pairs) * tenth // 10 for tenth in range(11)]
-        parts = [pairs[low:high] for low, high in itertools.pairwise(cuts)]
-        return [sum(masked for _, masked in part) / sum(length for length, _ in part) for part in parts]
-
-    def line(self) -> str:
-        """One row of the table."""
-        case, longest = self.case, self.deciles[-1]
-        return (
-            f"{case.eta:>3}  {self.share:6.1%}  {self.over:6.1%}  {self.masked_share:6.2%}  {longest:6.1%}"
-            f"  {self.bias:6.3f}  {self.dropped:>7}  {self.handed_over:>6}  {self.wall:6.1f} s"
-        )
+WAYS: dict[str, dict[str, Any]] = {
+    "token": {"policy": "token"},
+    "drop": {"policy": "drop"},
+    "wait": {"policy": "wait"},
+    "lane": {"policy": "token", **LANE},
+}
 
 
 def old_tokens(group: Group, version: int, eta: int) -> int:
@@ -88,58 +59,71 @@ def old_tokens(group: Group, version: int, eta: int) -> int:
     return sum(count for sample in group.samples for stamp, count in sample.versions if version - stamp > eta)
 
 
-def length_bias(case: Case, trained: dict[int, int]) -> float:
-    """Mean length of what was trained over that of what was admitted, among tickets that are all accounted for."""
-    # near the end long groups are still on their way: leave out what began within the longest group's time
-    until = max(trained) - (case.eta + 9) * BATCH
-    admitted = statistics.fmean(case.lengths(until))
-    return statistics.fmean(tokens for ticket, tokens in trained.items() if ticket < until) / admitted
-
-
-async def measure(case: Case, url: str, loop: VirtualLoop) -> Result:
+async def measure(case: Case, url: str, loop: VirtualLoop) -> Costs:
     """Run a case and take its costs from the batches that the learner gets."""
-    result, trained, warm = Result(case), {}, case.eta + 6
-    started, begun, ended = time.perf_counter(), 0.0, 0.0
-    name = f"s{time.time_ns()}"
+    costs, started, name = Costs(case), time.process_time(), f"s{time.time_ns()}"
+
+    async def watch(stack: Stack) -> None:
+        async for version, batch in stack.batches():
+            rows = [(each.ticket, each.token_count, old_tokens(each, version, case.eta)) for each, _ in batch]
+            costs.step(version, loop.now, rows)
+            costs.handed_over += sum(group.attempt > 0 for group, _ in batch)
+
     with tempfile.TemporaryDirectory() as folder:
         async with stack_of(case, url, name, Path(folder), loop) as stack:
-            async for version, batch in stack.batches():
-                begun = loop.now if version == warm else begun
-                ended = loop.now
-                for group, _ in batch:
-                    trained[group.ticket] = group.token_count
-                    if version >= warm:
-                        result.lengths.append(group.token_count)
-                        result.masked.append(old_tokens(group, version, case.eta))
-                        result.handed_over += group.attempt > 0
+            await stack.life.run(watch(stack))  # a part that dies ends the run with its cause
             audit = await stack.ledger.audit()
     assert audit.holds, audit.problems
-    result.dropped = audit.counts.groups["dropped"]
-    result.share = (case.steps - 1 - warm) * case.step_seconds() / (ended - begun)
-    result.bias = length_bias(case, trained)
-    result.wall = time.perf_counter() - started
-    return result
+    costs.dropped = audit.counts.groups["dropped"]
+    costs.cpu = time.process_time() - started
+    return costs
 
 
-def table(title: str, cases: Sequence[Case], url: str) -> list[Result]:
-    """Run cases and print a row for each."""
-    print(f"\n{title}\neta   share    over  masked  longest  length  dropped  handed  wall", flush=True)
-    results = []
+def table(way: str, sigma: float, cases: list[Case], url: str, out: Path | None) -> dict[str, float]:
+    """Run a way's cases and print a row for each; returns their figures."""
+    title = f"sigma {sigma}, {'token and pace' if way == 'token' else way}"
+    heads = "eta   share    over  masked  length  dropped  handed      CPU  masked by decile, shortest first, %"
+    print(f"\n{title}\n{heads}", flush=True)
+    figures: dict[str, float] = {}
     for case in cases:
-        results.append(run(lambda loop, case=case: measure(case, url, loop)))  # type: ignore[misc]
-        print(results[-1].line(), flush=True)
-    return results
+        costs = run(lambda loop, case=case: measure(case, url, loop))  # type: ignore[misc]
+        print(costs.line(), flush=True)
+        if out is not None:
+            with out.open("a") as file:
+                print(json.dumps({"way": way, **costs.record()}), file=file)
+        key = f"sigma{sigma}_eta{case.eta}_{way}"
+        figures[f"{key}_share"] = round(costs.share, 4)
+        figures[f"{key}_masked"] = round(costs.masked_share, 4)
+        figures[f"{key}_length"] = round(costs.bias, 4)
+        figures |= {f"{key}_{name}": gap for name, gap in gaps(way, costs).items()}
+    return figures
 
 
-def compare(results: dict[str, list[Result]]) -> dict[str, float]:
-    """Largest distance from the design's table, in points of each column."""
-    worst = 0.0
-    for paced, dropped in zip(results["token"], results["drop"], strict=True):
-        found = (paced.share, paced.over, paced.masked_share, paced.deciles[-1], dropped.share, dropped.bias)
-        gaps = [abs(a - b) for a, b in zip(found, EXPECTED[paced.case.eta], strict=True)]
-        print(f"eta {paced.case.eta}: points from the design's table {[round(100 * gap, 1) for gap in gaps]}")
-        worst = max(worst, *gaps)
-    return {"worst_gap_points": round(100 * worst, 2)}
+def gaps(way: str, costs: Costs) -> dict[str, float]:
+    """Largest distances, in points: from the plain queue on the same lengths, and from the design's table."""
+    if way not in ("token", "drop"):
+        return {}
+    names = ["share", "over", "masked", "longest"] if way == "token" else ["share", "length"]
+    found = {"points_from_plain_queue": _most(_columns(costs), _columns(Plain(costs.case).run()), names)}
+    if costs.case.sigma == 1.0 and costs.case.eta in EXPECTED:
+        row = EXPECTED[costs.case.eta]
+        expected = dict(zip(names, row[:4] if way == "token" else row[4:], strict=True))
+        found["points_from_design"] = _most(_columns(costs), expected, names)
+    return found
+
+
+def _columns(costs: Costs) -> dict[str, float]:
+    return {
+        "share": costs.share,
+        "over": costs.over,
+        "masked": costs.masked_share,
+        "longest": costs.deciles[-1],
+        "length": costs.bias,
+    }
+
+
+def _most(found: dict[str, float], expected: dict[str, float], names: list[str]) -> float:
+    return round(100 * max(abs(found[name] - expected[name]) for name in names), 2)
 
 
 @contextmanager
@@ -147,13 +131,17 @@ def server() -> Iterator[str]:
     """A Valkey server of our own; its address once it answers."""
     with tempfile.TemporaryDirectory() as folder:
         how = embedded_server(Path(folder))
-        process = Popen([*how.command, "--appendonly", "no"], stdout=DEVNULL)
+        process = Popen([*how.command, "--appendonly", "no"], stdout=DEVNULL, preexec_fn=_end_with_parent)
         try:
             asyncio.run(_answers(how.url))
             yield how.url
         finally:
             process.kill()
             process.wait()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG; Linux
 
 
 async def _answers(url: str) -> None:
@@ -164,48 +152,25 @@ async def _answers(url: str) -> None:
 def main() -> None:
     """Run the policies and print their costs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="sigma 1, eta 2 and 4, fewer steps")
+    parser.add_argument("--quick", action="store_true", help="sigma 1, eta 2 and 4, fewer steps, no `wait`")
     parser.add_argument("--sigma", type=float, nargs="+", default=[0.5, 1.0, 1.5])
     parser.add_argument("--eta", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--way", choices=WAYS, nargs="+", default=list(WAYS))
     parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--seed", type=int, default=0, help="of the lengths")
+    parser.add_argument("--out", type=Path, help="file that each run is added to as a JSON line")
     options = parser.parse_args()
-    sigmas, etas = ([1.0], [2, 4]) if options.quick else (options.sigma, options.eta)
-    steps = min(options.steps, 26) if options.quick else options.steps
+    sigmas, etas, ways, steps = options.sigma, options.eta, options.way, options.steps
+    if options.quick:
+        sigmas, etas, ways, steps = [1.0], [2, 4], ["token", "drop", "lane"], min(steps, 26)
     figures: dict[str, float] = {}
     with server() as url:
         for sigma in sigmas:
-            base = [Case(eta=eta, sigma=sigma, steps=steps) for eta in etas]
-            figures |= costs(sigma, base, url, options.quick)
+            base = [Case(eta=eta, sigma=sigma, steps=steps, seed=options.seed) for eta in etas]
+            for way in ways:
+                cases = [replace(case, **WAYS[way]) for case in base]
+                figures |= table(way, sigma, cases, url, options.out)
     print(json.dumps({"benchmark": "staleness", "figures": figures, "aims": AIMS}))
-
-
-def costs(sigma: float, base: Sequence[Case], url: str, quick: bool) -> dict[str, float]:
-    """All tables of one sigma."""
-    results = {
-        policy: table(f"sigma {sigma}, {note}", [replace(case, policy=policy) for case in base], url)
-        for policy, note in [
-            ("token", "pace and token (the same run: pace trains what token masks)"),
-            ("drop", "drop"),
-            ("wait", "wait"),
-        ][: 2 if quick else 3]
-    }
-    figures = compare(results) if sigma == 1.0 else {}
-    lanes: dict[str, dict[str, Any]] = {
-        "lane": LANE,
-        "plain": {"floor": LANE["floor"]},
-        "window": {"floor": LANE["floor"], "window": 256},
-        "lane_and_window": {"window": 256, **LANE},
-    }
-    for name, changes in list(lanes.items())[: 1 if quick else 4]:
-        title = f"sigma {sigma}, token, {name}: {changes}"
-        for result in table(title, [replace(case, **changes) for case in base], url):
-            key = f"sigma{sigma}_eta{result.case.eta}_{name}"
-            figures |= {
-                f"{key}_share": round(result.share, 4),
-                f"{key}_masked": round(result.masked_share, 4),
-                f"{key}_length": round(result.bias, 4),
-            }
-    return figures
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Real: the ledger on its Valkey server, the rollout service with its roller and episodes, the queues (the in-process
 twin), the reward service, the buffer's intake, offers and SQLite store, the learner's draw and its commits.
-Simulated: decoding (a time for each step, by the rows in it), the optimizer's step (a sleep), scoring (a constant),
-and the way of the weights (a replica swaps at its loop's next turn, 50 ms at most).
+Simulated: decoding (a time for each token, by the rows at work), the optimizer's step (a sleep), scoring (a
+constant), and the way of the weights (a replica swaps at its loop's next turn, 50 ms at most).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import statistics
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.staleness_engine import FlowingEngine
 from benchmarks.virtual import VirtualLoop
 from slipstream.buffer.intake import Intake
 from slipstream.buffer.offers import Offers
@@ -63,7 +65,6 @@ class Case:
     floor: float = 1.0
     same: float = 0.8
     order: str = "fifo"
-    window: int = 0
     express: int = 0
     express_sequences: int = 8
     replicas: int = 4
@@ -81,7 +82,6 @@ class Case:
             "staleness": {
                 "policy": self.policy,
                 "max_staleness": self.eta,
-                "length_window": self.window,
             },
             "buffer": {"order": self.order, "sync": False},
             "rollout": {
@@ -98,38 +98,46 @@ class Case:
 
         The prompts' parts are the quantiles of the normal distribution, so each epoch has its share of long ones.
         """
-        own = NORMAL.inv_cdf((Permutation(PROMPTS, f"lengths/{self.seed}")[prompt] + 0.5) / PROMPTS)
-        z = math.sqrt(self.same) * own + math.sqrt(1 - self.same) * random.Random(seed).gauss(0, 1)
+        z = math.sqrt(self.same) * _own(self.seed)[prompt] + math.sqrt(1 - self.same) * random.Random(
+            seed
+        ).gauss(0, 1)
         return max(1, min(CAP * MEAN, round(MEAN * math.exp(self.sigma * z - self.sigma**2 / 2))))
 
     def lengths(self, tickets: int) -> list[int]:
         """Lengths of the first so many tickets, in their order."""
         order = EpochOrder(PROMPTS, self.seed)
-        return [self.length(order.at(n)[1], seeds_of(self.seed, n, 1)[0]) for n in range(tickets)]
+        return [self.length(order.at(n)[1], _seed(self.seed, n)) for n in range(tickets)]
 
     def step_seconds(self) -> float:
         """Time of an optimizer step, equal to that of decoding a batch with all slots in use: the limit is both.
 
         Taken from the very lengths of the run: where both are equal, a percent decides how long groups wait.
         """
-        return statistics.fmean(self.lengths(self.steps * BATCH)) * BATCH / SLOTS * TOKEN_SECONDS
+        return _mean_length(self) * BATCH / SLOTS * TOKEN_SECONDS
 
 
-class PromptEngine(SimulatedEngine):
-    """Draws lengths by prompt; the prompt's one token is its index."""
+@lru_cache
+def _own(seed: int) -> list[float]:
+    """Each prompt's own part of its length, in standard deviations."""
+    order = Permutation(PROMPTS, f"lengths/{seed}")
+    return [NORMAL.inv_cdf((order[prompt] + 0.5) / PROMPTS) for prompt in range(PROMPTS)]
 
-    def __init__(self, case: Case) -> None:
-        slots = SLOTS // case.replicas
-        fixed, each = TOKEN_SECONDS * case.floor, TOKEN_SECONDS * (1 - case.floor) / slots
-        super().__init__(
-            SimulatedConfig(slots=slots, step_seconds=fixed, row_seconds=each, chunk_tokens=CAP * MEAN)
-        )
-        self.case = case
 
-    def _new_row(self, stream: Any, sample: int, seed: int) -> Any:
-        row = super()._new_row(stream, sample, seed)
-        row.length = self.case.length(stream.request.prompt_ids[0], seed)
-        return row
+@cache
+def _seed(run_seed: int, ticket: int) -> int:
+    return seeds_of(run_seed, ticket, 1)[0]
+
+
+@lru_cache
+def _mean_length(case: Case) -> float:
+    return statistics.fmean(case.lengths(case.steps * BATCH))
+
+
+def _engine(case: Case) -> FlowingEngine:
+    slots = SLOTS // case.replicas
+    fixed, each = TOKEN_SECONDS * case.floor, TOKEN_SECONDS * (1 - case.floor) / slots
+    config = SimulatedConfig(slots=slots, step_seconds=fixed, row_seconds=each)
+    return FlowingEngine(config, case.length)
 
 
 @dataclass
@@ -155,6 +163,30 @@ class Scorers:
     async def score_group(self, prompt: str, texts: Sequence[str], columns: Any) -> list[Scored]:
         """Score at once."""
         return [Scored(1.0, {}) for _ in texts]
+
+
+class Follower:
+    """Has the newest version at hand at any time."""
+
+    swap_seconds = 0.0
+
+    def __init__(self, stack: Stack, engine: SimulatedEngine) -> None:
+        self._stack, self._engine = stack, engine
+
+    async def swap_if_newer(self) -> bool:
+        """Swap at once."""
+        if self._engine.version == self._stack.version:
+            return False
+        await self._engine.swap(Weights(self._stack.version))
+        return True
+
+    async def trusted(self) -> bool:
+        """Weights that are a number are what they say."""
+        return True
+
+    def note(self) -> dict[str, Any]:
+        """Nothing for others to see."""
+        return {}
 
 
 class Stack:
@@ -202,7 +234,7 @@ class Stack:
             self.life.watch("serve", serve(delivery), endless=False)
 
     async def _replica(self, name: str, sender: Sender, stack: AsyncExitStack) -> None:
-        engine, metrics = PromptEngine(self.case), RolloutMetrics()
+        engine, metrics = _engine(self.case), RolloutMetrics()
         await engine.start()
         stack.push_async_callback(engine.close)
         await engine.swap(Weights(0))
@@ -210,10 +242,10 @@ class Stack:
         parts: Any = SimpleNamespace(
             config=self.config,
             name=name,
-            site=SimpleNamespace(join=lambda served, lost: self._join(name, served, metrics)),
+            site=SimpleNamespace(join=lambda served, **_: self._join(name, served, metrics)),
             ledger=self.ledger,
             engine=engine,
-            follower=SimpleNamespace(swap_if_newer=lambda: self._swap(engine), swap_seconds=0.0),
+            follower=Follower(self, engine),
             roller=Roller(self.config, engine, sender, tokenizer, metrics),
             prompts=Prompts(Prompt(index, "", (index,), {}, CAP * MEAN) for index in range(PROMPTS)),
             evaluations={},
@@ -229,12 +261,6 @@ class Stack:
         while True:
             await self.ledger.heartbeat(name, served(), metrics.detail())
             await asyncio.sleep(1.0)
-
-    async def _swap(self, engine: SimulatedEngine) -> bool:
-        if engine.version == self.version:
-            return False
-        await engine.swap(Weights(self.version))
-        return True
 
     async def batches(self) -> AsyncIterator[tuple[int, Batch]]:
         """The learner: yields (version, batch) as each step begins, and goes on after the time of a step."""
@@ -271,7 +297,6 @@ async def stack_of(case: Case, url: str, name: str, folder: Path, loop: VirtualL
             max_staleness=case.eta,
             groups_per_step=BATCH,
             ticket_deadline_s=1e6,
-            window=case.window,
         )
         await ledger.open_run(terms)
         await ledger.claim_learner("L")

@@ -45,10 +45,10 @@ class _Selector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> Any:
         if self._loop.waiting:
             return super().select(_REAL_SECONDS if timeout is None or timeout > 0 else 0)
-        ready = super().select(0)
-        if not ready and timeout:
-            self._loop.now += timeout
-        return ready
+        if timeout is None:  # no timer and nothing real: only the outside can go on
+            return super().select(_REAL_SECONDS)
+        self._loop.now += timeout  # nothing real is under way, so nothing can be there to be read
+        return []
 
 
 @contextmanager

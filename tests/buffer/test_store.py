@@ -122,7 +122,7 @@ def test_frames_come_in_the_order_asked_for_and_a_missing_one_is_left_out(store,
 
 def test_deleting_what_is_not_there_is_harmless(store, make_group):
     store.put([make_group(1)])
-    store.delete([(1, 0), (7, 0)])
+    store.delete([(1, 0), (7, 0), (1, 0)])
     store.delete([(1, 0)])
     assert len(store) == 0
 

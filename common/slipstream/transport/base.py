@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Final, Literal, Protocol, Self
 
 from slipstream.errors import MessageError, SlipstreamError
 from slipstream.messages import MAX_ARRAY_BYTES, Frame, Frames
 
-OK = "ok"
-REFUSED = "refused"
-RETRY = "retry"
+Outcome = Literal["ok", "refused", "retry", "busy"]
+OK: Final = "ok"
+REFUSED: Final = "refused"
+RETRY: Final = "retry"
 """Status of a reply that is not remembered: the same parcel id may be handed to the service again."""
 
 LinkState = Literal["connecting", "live", "suspect", "refused"]
@@ -40,7 +41,7 @@ class Parcel:
 class Reply:
     """The receiver's answer to a parcel; `reason` is for people, `frames` carry data back."""
 
-    status: str
+    status: Outcome
     reason: str = ""
     frames: Frames = ()
 

@@ -8,25 +8,26 @@ safe. The epoch is repeated in every status, so that the request itself cannot g
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from slipstream.errors import MessageError
 from slipstream.headers import check_schema, refuse_other_schema
 from slipstream.messages import Frames
+from slipstream.transport.base import Outcome
 
 SCHEMA = 2
 MAX_HEADER_BYTES = 64 << 10
 MAX_REASON = 4096
-BUSY = "busy"
+BUSY: Final = "busy"
 """Answer of a receiver without room: nothing was taken, the sender keeps the parcel for later."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Id = Annotated[str, msgspec.Meta(max_length=256)]
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
-Brief = tuple[Id, Word, Text]
+Brief = tuple[Id, Outcome, Text]
 
 
 class Deliver(
@@ -59,7 +60,7 @@ class Answer(
 
     seq: Count
     id: Id
-    status: Word
+    status: Outcome
     reason: Text = ""
     credits: Count
     more: list[Brief] = []

@@ -143,9 +143,12 @@ class Store:
         return here, found
 
     def delete(self, attempts: Iterable[tuple[int, int]]) -> None:
-        """Forget groups by (ticket, attempt); those not stored, or stored by another attempt since, are skipped."""
+        """Forget groups by (ticket, attempt); those not stored, or stored by another attempt since, are skipped.
+
+        The same one may be named more than once: the learner names a ticket each time that it drops it.
+        """
         with self._transaction():
-            gone = [ticket for ticket, attempt in attempts if self.holds(ticket, attempt)]
+            gone = {ticket for ticket, attempt in attempts if self.holds(ticket, attempt)}
             self._db.executemany("DELETE FROM groups WHERE ticket = ?", [(ticket,) for ticket in gone])
             self._db.execute("COMMIT")
             for ticket in gone:
