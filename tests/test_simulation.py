@@ -44,9 +44,14 @@ def test_what_waits_for_the_learner_gets_older_up_to_the_bound():
         assert (costs.age_mean, costs.age_max, costs.over) == (eta, eta, 0.0)
 
 
-def test_weights_that_arrive_late_age_the_tokens():
-    on_time, late = (simulate(small(eta=1, step_seconds=2.0, sync_seconds=s)) for s in (0.0, 1.9))
-    assert late.age_mean > on_time.age_mean
+def test_a_replica_that_lags_begins_nothing_that_would_pass_the_bound():
+    """So weights that arrive late cost speed, where the bound is tight, and no token its weight."""
+    on_time, late = (simulate(small(eta=1, sync_seconds=seconds)) for seconds in (0.0, 0.9))
+    assert (on_time.over, late.over) == (0.0, 0.0)
+    assert late.age_max <= 1
+    assert late.step_seconds > on_time.step_seconds
+    roomy = simulate(small(eta=4, sync_seconds=0.9))
+    assert roomy.step_seconds == pytest.approx(on_time.step_seconds)
 
 
 def test_a_long_answer_begun_under_an_old_version_is_masked_in_part():

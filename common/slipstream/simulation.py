@@ -129,7 +129,6 @@ class _Run:
     def __init__(self, pipeline: Pipeline, steps: int, rng: random.Random) -> None:
         self.p, self.steps, self.rng = pipeline, steps, rng
         self.warm = min(pipeline.eta + 6, steps // 2)
-        self.cap = admission_cap(pipeline.eta, pipeline.groups, pipeline.oversampling)
         self.now = self.waited = self.idle_since = self.begun = 0.0
         self.version = self.open = self.number = self.sampled = self.dropped = 0
         self.busy = self.finished = False
@@ -155,10 +154,8 @@ class _Run:
 
     def admit(self) -> None:
         """Begin groups where there is room for one, the emptiest replica first."""
-        while self.open < self.cap:
-            replica = min(self.replicas, key=lambda each: len(each.rows))
-            if self.p.slots - len(replica.rows) < self.p.group_size:
-                return
+        while replicas := [each for each in self.replicas if self.may_begin(each)]:
+            replica = min(replicas, key=lambda each: len(each.rows))
             self.open += 1
             group = _Group(replica.swaps[-1][1], self.p.group_size)
             self.flying.add(group)
@@ -168,6 +165,12 @@ class _Run:
                 end = replica.clock + self.rng.choice(self.p.lengths)
                 heapq.heappush(replica.rows, (end, self.number, replica.clock, group))
             self.expect(replica)
+
+    def may_begin(self, replica: _Replica) -> bool:
+        """As the ledger: whether it has room for a group that finds a place in a batch within the bound."""
+        lag = self.version - replica.swaps[-1][1]
+        room = admission_cap(self.p.eta - lag, self.p.groups, self.p.oversampling) if lag <= self.p.eta else 0
+        return self.open < room and self.p.slots - len(replica.rows) >= self.p.group_size
 
     def advance(self, replica: _Replica) -> None:
         """Bring a replica's clock to now."""
@@ -263,6 +266,7 @@ class _Run:
             self.advance(replica)
             if replica.swaps[-1][1] < version:
                 replica.swaps.append((replica.clock, version))
+        self.admit()
 
     def costs(self) -> Costs:
         counted = self.steps - self.warm

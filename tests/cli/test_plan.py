@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,6 +110,21 @@ def test_a_run_gives_back_the_pipeline_that_made_its_steps(pipeline):
     assert sum(found.lengths) / len(found.lengths) == pytest.approx(tokens / 8, rel=0.02)
     with pytest.raises(UserError, match="4 steps after its start"):
         from_run(config, steps_of(pipeline, seconds, load, count=4))
+
+
+def test_the_demo_s_steps_an_hour_waits_and_ages_are_predicted(tmp_path, capsys, clean_environment):
+    """44 steps of `make demo`'s job as they were recorded; what the prediction is made from are the stages alone."""
+    recorded = Path(__file__).with_name("recorded") / "smollm2-sums.jsonl"
+    shutil.copy(Path(__file__).parents[2] / "configs" / "smollm2-sums.yaml", tmp_path / "config.yaml")
+    shutil.copy(recorded, tmp_path / "steps.jsonl")
+    assert main(["plan", "smollm2-sums", "--from", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = [json.loads(line) for line in recorded.read_text().splitlines()][5:]
+    seconds = sum(step["seconds"] for step in steps)
+    assert found["steps_per_hour"] == pytest.approx(3600 * len(steps) / seconds, rel=0.15)
+    assert found["costs"]["waited"] == pytest.approx(sum(s["parts"]["wait"] for s in steps) / seconds, abs=0.05)
+    assert found["costs"]["age_mean"] == pytest.approx(sum(s["age_mean"] for s in steps) / len(steps), abs=0.3)
+    assert found["bottleneck"] == "generate"
 
 
 def test_another_config_changes_sizes_and_the_learner_s_time_with_them(pipeline):

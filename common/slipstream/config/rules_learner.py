@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slipstream.config.governor import governor_refusals
+from slipstream.config.precision import precision_refusals
 from slipstream.config.schema import Config
 
 
@@ -16,4 +17,8 @@ def step_refusals(config: Config) -> list[str]:
             "size and their groups in weight; choose a divisor"
         )
     stale = config.staleness
-    return [*found, *governor_refusals(config.learner.governor, stale.policy, stale.max_staleness)]
+    return [
+        *found,
+        *governor_refusals(config.learner.governor, stale.policy, stale.max_staleness),
+        *precision_refusals(config.learner.precision),
+    ]

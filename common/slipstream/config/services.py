@@ -7,6 +7,7 @@ from typing import Any, Literal
 from slipstream.config.base import Section, setting, sub
 from slipstream.config.governor import GovernorSection
 from slipstream.config.lora import LoraSection
+from slipstream.config.precision import PrecisionSection
 from slipstream.staleness import Policy
 
 
@@ -158,10 +159,9 @@ class ParallelSection(Section):
         None, "processes that train together; null is 1 under `up`, and what torchrun says elsewhere", ge=1
     )
     replicate: int = setting(1, "copies of the sharded model (HSDP); divides the ranks", ge=1)
-    param_dtype: Literal["float32", "bfloat16", "float16"] | None = setting(
-        None, "dtype of gathered weights and activations; null is model.dtype; changes the update"
+    cpu_offload: bool = setting(
+        False, "keep weights, gradients and moments in host memory (several ranks on GPUs); changes memory only"
     )
-    cpu_offload: bool = setting(False, "keep weights, gradients and moments in host memory (CUDA)")
     timeout_seconds: float = setting(
         300.0, "deadline of each collective: a rank that hangs ends the learner after it, seconds", gt=0
     )
@@ -185,6 +185,7 @@ class LearnerSection(Section):
     optimizer: OptimizerSection = sub(OptimizerSection, "the optimizer")
     checkpoint: CheckpointSection = sub(CheckpointSection, "checkpoints")
     parallel: ParallelSection = sub(ParallelSection, "several ranks")
+    precision: PrecisionSection = sub(PrecisionSection, "dtypes")
     governor: GovernorSection = sub(GovernorSection, "reaction to a small effective sample size")
     lora: LoraSection = sub(LoraSection, "low-rank adapters instead of all weights")
     start_from: str | None = setting(
@@ -197,6 +198,12 @@ class LearnerSection(Section):
         1, "optimizer steps per batch, each on its part of the groups; divides batch.groups", ge=1
     )
     micro_batch_tokens: int = setting(4096, "tokens per forward pass; changes memory only", ge=16)
+    activations: Literal["keep", "selective", "full"] = setting(
+        "keep",
+        "what a pass keeps for its backward: everything, matrix products and attention alone, or each block's input; "
+        "the rest is computed again; changes memory only",
+    )
+    compile: bool = setting(False, "torch.compile the blocks; changes speed, and the rounding")
     threads: int = setting(1, "CPU threads of the learner", ge=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     max_nonfinite_steps: int = setting(

@@ -127,8 +127,13 @@ def _cheapest(candidates: Sequence[Pipeline]) -> tuple[Pipeline, Costs]:
     """The first of the candidates that is nearly as fast as the fastest."""
     steps = max(24, min(SEARCH_STEPS, MOST_GROUPS // candidates[0].groups))
     tried = [(each, simulate(each, steps)) for each in candidates]
-    fastest = min(costs.step_seconds for _, costs in tried)
-    return next((each, costs) for each, costs in tried if WORTH * costs.step_seconds <= fastest)
+    fastest = max(_worth(costs) for _, costs in tried)
+    return next((each, costs) for each, costs in tried if _worth(costs) >= WORTH * fastest)
+
+
+def _worth(costs: Costs) -> float:
+    """Steps a second, less the share of their tokens that had no weight."""
+    return (1 - costs.masked) / costs.step_seconds
 
 
 def _sizes(config: Config) -> Sizes | None:

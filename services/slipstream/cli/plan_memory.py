@@ -57,33 +57,40 @@ def learner_memory(config: Config, model: Sizes) -> dict[str, int]:
     """Bytes of one rank by what holds them; `published` lies in shared memory of rank 0's host."""
     learner = config.learner
     ranks = max(1, (learner.parallel.ranks or 1) // learner.parallel.replicate)
-    each = BYTES[config.model.dtype]
+    each = BYTES[learner.precision.master or config.model.dtype]
     trained = model.parameters if learner.lora.rank is None else learner.lora.rank * model.per_rank
-    compute = BYTES[learner.parallel.param_dtype or config.model.dtype]
+    compute = BYTES[learner.precision.param or learner.precision.master or config.model.dtype]
     tokens = learner.micro_batch_tokens
     logits = min(tokens * model.vocabulary * 4, LOGITS_BYTES)
     return {
         "weights": model.parameters * each // ranks,
         "gradients": trained * each // ranks,
         "moments": 2 * trained * each // ranks,
-        "activations": tokens * model.layers * activations_per_layer(model) * compute + logits,
-        "published": VERSIONS * trained * each,
+        "activations": tokens * activations(model, learner.activations) * compute + logits,
+        "published": VERSIONS * trained * BYTES[learner.precision.transfer or config.model.dtype],
         "checkpoint": 3 * trained * each // ranks,
     }
 
 
-def activations_per_layer(model: Sizes) -> int:
-    """Numbers that a decoder block keeps for its backward pass, a token.
+def activations(model: Sizes, kept: str) -> int:
+    """Numbers that a pass keeps for its backward, a token.
 
-    Hidden states before and after both norms and in the residuals (6), queries twice and the attention's output;
-    keys and values, twice for their rotation; four numbers a feed-forward unit (gate, up, activated, product).
+    A block keeps hidden states before and after both norms and in the residuals (6), queries twice and the
+    attention's output; keys and values, twice for their rotation; four numbers a feed-forward unit (gate, up,
+    activated, product). Selectively: the results of matrix products and attention alone, and its input. Full: its
+    input, and all of one block at a time.
     """
-    return 9 * model.hidden + 2 * model.keys_values + 4 * model.feed_forward
+    whole = 9 * model.hidden + 2 * model.keys_values + 4 * model.feed_forward
+    if kept == "full":
+        return model.layers * model.hidden + whole
+    if kept == "selective":
+        return model.layers * (5 * model.hidden + model.keys_values + 2 * model.feed_forward) + whole
+    return model.layers * whole
 
 
 def replica_memory(config: Config, model: Sizes, prompt_tokens: int) -> dict[str, int]:
     """Bytes of one replica by what holds them: the version that it maps, the next one, and its cache when full."""
-    each = BYTES[config.model.dtype]
+    each = BYTES[config.learner.precision.transfer or config.model.dtype]
     length = config.model.context_length or prompt_tokens + config.sampling.max_new_tokens
     tokens = config.rollout.engine.max_sequences * min(length, prompt_tokens + config.sampling.max_new_tokens)
     return {

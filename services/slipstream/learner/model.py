@@ -41,6 +41,7 @@ class Policy:
         shares: Whether it takes an attention mask, so that samples may share tokens and rows.
         pair_cost: Cost of a query-key pair relative to a token's cost in the rest of the model.
         adapters: What is trained instead of the weights, if anything is.
+        autocast: Dtype in which torch may compute what it thinks fit of the trunk; the head stays in the weights'.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Policy:
                 matrix product, or targets of `lora` that the model has not.
         """
         self.folder = folder
+        self.autocast: torch.dtype | None = None
         lora = lora or LoraSection()
         check_targets(folder, lora)
         self.device = pick_device(device)
@@ -125,7 +127,9 @@ class Policy:
         mask = batch.mask_R1LL
         if mask is not None and self.module.config._attn_implementation == "eager":
             mask = _additive(mask, self.module.dtype)
-        return self._trunk(batch.tokens_RL, batch.positions_RL, mask)
+        with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+            hidden_RLD = self._trunk(batch.tokens_RL, batch.positions_RL, mask)
+        return hidden_RLD.to(self.head_weight.dtype) if self.autocast else hidden_RLD
 
     def _trunk(self, tokens_RL: Tensor, positions_RL: Tensor | None, mask: Tensor | None) -> Tensor:
         given: dict[str, Any] = {"input_ids": tokens_RL}

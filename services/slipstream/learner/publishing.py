@@ -16,6 +16,7 @@ import torch
 
 from slipstream.config.schema import Config
 from slipstream.learner.lora_publishing import adapter_of
+from slipstream.learner.precision import transfer_dtype
 from slipstream.learner.trainer import Trainer
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import MemberInfo
@@ -55,7 +56,7 @@ class Publishing:
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._dtype: torch.dtype = getattr(torch, config.model.dtype)
+        self._dtype = transfer_dtype(config)
         self._adapter: Adapter | None = None
         sources = trainer.outlet.sources(self._wire)
         self._layout = layout(sources.tensors, sources.tied)

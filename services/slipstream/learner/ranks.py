@@ -183,7 +183,9 @@ def open_ranks(settings: LearnerSection) -> Ranks:
 
     _check(parallel, size)
     place = _device(settings.device, int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "nccl" if place.type == "cuda" else "gloo"
+    # With offloading, norms and gradients are summed in host memory, which NCCL does not reach.
+    on_gpu = "cpu:gloo,cuda:nccl" if settings.cpu_offload else "nccl"
+    backend = on_gpu if place.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=parallel.timeout_seconds))
     shape = (parallel.replicate, size // parallel.replicate)
     mesh = init_device_mesh(place.type, shape, mesh_dim_names=("replicate", "shard"))

@@ -19,6 +19,7 @@ from slipstream.learner import state
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.lora import without_adapters
 from slipstream.learner.model import Policy
+from slipstream.learner.precision import autocast_dtype, learner_model
 from slipstream.learner.ranks import Ranks
 from slipstream.learner.reference_source import Source
 from slipstream.learner.sharding import shard
@@ -77,12 +78,14 @@ def _load(source: Source, config: Config, ranks: Ranks) -> Policy:
     device = config.learner.device if ranks.mesh is None else str(ranks.device)
     lora = config.learner.lora if source.start is not None else None
     random = torch.get_rng_state()
-    policy = Policy(source.folder, config.model, device, lora)
+    policy = Policy(source.folder, learner_model(config), device, lora)
+    policy.autocast = autocast_dtype(config.learner)
     torch.set_rng_state(random)  # adapters that were drawn for nothing must not change what the run draws
     policy.module.requires_grad_(False)
     if ranks.mesh is not None:
         offload = config.learner.reference.offload and ranks.device.type == "cuda"
-        settings = config.learner.parallel.model_copy(update={"cpu_offload": offload})
+        parallel = config.learner.parallel.model_copy(update={"cpu_offload": offload})
+        settings = config.learner.model_copy(update={"parallel": parallel})
         shard(policy.scorer, policy.module, ranks.mesh, settings)
     if source.start is not None:
         state.load_weights(SimpleNamespace(policy=policy), source.start)

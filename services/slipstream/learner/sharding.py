@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
-from slipstream.config.services import ParallelSection
+from slipstream.config.services import LearnerSection
 from slipstream.errors import UserError
+from slipstream.learner.precision import shard_dtypes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: ParallelSection) -> None:
+def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: LearnerSection) -> None:
     """Shard the model block by block over the mesh's second dimension, replicated over its first.
 
     Args:
         root: The module whose forward pass makes the logprobs; it owns embeddings, final norm and head.
         model: The transformers model inside it.
         mesh: (replicate, shard).
-        settings: Precision, offloading, resharding.
+        settings: Precision and offloading.
 
     Raises:
         UserError: The model names no blocks to shard by.
@@ -40,8 +40,8 @@ def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: Paralle
     )
 
     over = mesh if mesh.size(0) > 1 else mesh["shard"]
-    precision = MixedPrecisionPolicy(param_dtype=_dtype(settings.param_dtype), reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy() if settings.cpu_offload else OffloadPolicy()
+    precision = MixedPrecisionPolicy(*shard_dtypes(settings))
+    offload = CPUOffloadPolicy() if settings.parallel.cpu_offload else OffloadPolicy()
     for block in blocks(model):
         fully_shard(block, mesh=over, mp_policy=precision, offload_policy=offload)
     fully_shard(root, mesh=over, mp_policy=precision, offload_policy=offload)
@@ -98,7 +98,3 @@ def whole_on_host(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[s
         gathered = whole(value.detach())
         if keep:
             yield name, gathered.cpu()
-
-
-def _dtype(name: str | None) -> torch.dtype | None:
-    return None if name is None else getattr(torch, name)

@@ -29,11 +29,13 @@ from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored
 from slipstream.learner.common_save import Writer
 from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.governing import Governor
-from slipstream.learner.model import Policy
+from slipstream.learner.model import Policy, pick_device
 from slipstream.learner.optimizer import Optimizer, planned_updates
 from slipstream.learner.outlet import Outlet
+from slipstream.learner.precision import autocast_dtype, check_precision, learner_model
 from slipstream.learner.preparing import Preparing
 from slipstream.learner.ranks import Ranks
+from slipstream.learner.recompute import prepare_blocks
 from slipstream.learner.reference import Reference
 from slipstream.learner.reference_source import find_reference
 from slipstream.learner.report import Reason, StepReport
@@ -77,9 +79,12 @@ class Trainer:
         self._temperature = config.sampling.temperature if temperature is None else temperature
         self.ranks = Ranks() if ranks is None else ranks
         device = config.learner.device if self.ranks.mesh is None else str(self.ranks.device)
-        self.policy = Policy(folder, config.model, device, config.learner.lora)
+        check_precision(config, pick_device(device), alone=self.ranks.mesh is None)
+        self.policy = Policy(folder, learner_model(config), device, config.learner.lora)
+        self.policy.autocast = autocast_dtype(config.learner)
+        prepare_blocks(self.policy.module, config.learner)
         if self.ranks.mesh is not None:
-            shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner.parallel)
+            shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner)
         self.optimizer = Optimizer(self.policy.parameters(), config.learner.optimizer, planned_updates(config))
         self._preparing = self._prepares(folder)
         self.nonfinite = 0
