@@ -159,7 +159,6 @@ def test_versions_are_read_from_their_run_lengths() -> None:
     assert (group().oldest_version, group().newest_version) == (4, 5)
     assert expand_versions([(4, 2), (5, 1)]).tolist() == [4, 4, 5]
     assert expand_versions([]).tolist() == []
-    assert group(samples=[sample(tokens=0, versions=[])]).samples[0].oldest_version is None
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,10 @@ def array_of(frame: Frame, dtype: str, name: str) -> npt.NDArray[Any]:
         MessageError: Oversized, or no whole number of items.
     """
     check_size(frame, MAX_ARRAY_BYTES, name)
-    if len(frame) % np.dtype(dtype).itemsize:
-        raise MessageError(f"{name}: {len(frame)} bytes are no whole number of {dtype} items")
-    return np.frombuffer(frame, dtype=dtype)
+    try:
+        return np.frombuffer(frame, dtype=dtype)
+    except ValueError:
+        raise MessageError(f"{name}: {len(frame)} bytes are no whole number of {dtype} items") from None
 
 
 def check_finite(value: Any, path: str) -> None:
@@ -87,6 +88,8 @@ def check_finite(value: Any, path: str) -> None:
     Raises:
         MessageError: Names the path and the number.
     """
+    if _is_plain(value) or (isinstance(value, dict) and all(map(_is_plain, value.values()))):
+        return
     waiting: list[tuple[Any, str, int]] = [(value, path, 0)]
     while waiting:
         value, path, depth = waiting.pop()
@@ -98,3 +101,8 @@ def check_finite(value: Any, path: str) -> None:
             waiting += [(child, f"{path}.{key}", depth + 1) for key, child in value.items()]
         elif isinstance(value, list | tuple):
             waiting += [(child, f"{path}[{index}]", depth + 1) for index, child in enumerate(value)]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a look at the value itself says that it is finite; nearly every one is like that."""
+    return isinstance(value, str | int) or value is None or (isinstance(value, float) and math.isfinite(value))

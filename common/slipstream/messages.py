@@ -77,11 +77,6 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     unscored: str = ""
     kept_cache: bool = False
 
-    @property
-    def oldest_version(self) -> int | None:
-        """Version of the oldest token, or None for an empty completion."""
-        return min((version for version, _ in self.versions), default=None)
-
 
 class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Header of the samples of one ticket, or of one evaluation item when `kind` is "eval".
@@ -109,19 +104,19 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     @property
     def oldest_version(self) -> int:
         """Version of the group's oldest token (the admitted version when it holds no token)."""
-        versions = [sample.oldest_version for sample in self.samples]
-        return min((v for v in versions if v is not None), default=self.admitted_version)
+        stamps = [version for sample in self.samples for version, _ in sample.versions]
+        return min(stamps, default=self.admitted_version)
 
     @property
     def newest_version(self) -> int:
         """Version of the group's newest token (the admitted version when it holds no token)."""
-        newest = [version for sample in self.samples for version, _ in sample.versions]
-        return max(newest, default=self.admitted_version)
+        stamps = [version for sample in self.samples for version, _ in sample.versions]
+        return max(stamps, default=self.admitted_version)
 
     @property
     def token_count(self) -> int:
         """Completion tokens in the group."""
-        return sum(sample.tokens for sample in self.samples)
+        return sum([sample.tokens for sample in self.samples])
 
     @property
     def scored_rewards(self) -> list[float]:
@@ -206,8 +201,9 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
         MessageError: The first thing that does not fit, with its path.
     """
     check_samples(group)
-    for name in ("generate_seconds", "score_seconds", "columns"):
-        check_finite(getattr(group, name), name)
+    check_finite(group.generate_seconds, "generate_seconds")
+    check_finite(group.score_seconds, "score_seconds")
+    check_finite(group.columns, "columns")
     tokens = group.token_count
     if len(arrays.token_ids) != tokens:
         raise MessageError(f"token_ids: {len(arrays.token_ids)} ids for {tokens} tokens")

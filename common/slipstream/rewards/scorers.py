@@ -135,19 +135,21 @@ class Scorers:
     def _sum(self, outcomes: Sequence[Outcome]) -> Scored:
         components: dict[str, float | None] = {}
         flags: list[str] = []
+        applying: list[float] = []
+        failed: tuple[Scorer, Outcome] | None = None
         for scorer, outcome in zip(self._scorers, outcomes, strict=True):
             components[scorer.name] = outcome.value
-            components |= {f"{scorer.name}.{part}": value for part, value in outcome.components.items()}
+            for part, value in outcome.components.items():
+                components[f"{scorer.name}.{part}"] = value
             flags += [f"{scorer.name}:{flag}" for flag in outcome.flags]
-        pairs = list(zip(self._scorers, outcomes, strict=True))
-        failed = [(s, o) for s, o in pairs if o.status not in ("ok", "not_applicable") and s.spec.weight]
-        if failed:
-            scorer, outcome = failed[0]
+            if outcome.value is not None:
+                applying.append(scorer.spec.weight * outcome.value)
+            if outcome.status not in ("ok", "not_applicable") and scorer.spec.weight:
+                failed = failed or (scorer, outcome)
+        if failed is not None:
+            scorer, outcome = failed
             reason = cast(Reason, "worker_lost" if outcome.status == "start_failed" else outcome.status)
             return Scored(None, components, reason, f"{scorer.name}: {outcome.detail}", tuple(flags))
-        applying = [
-            scorer.spec.weight * outcome.value for scorer, outcome in pairs if outcome.value is not None
-        ]
         if not applying:
             return Scored(None, components, "not_applicable", "no reward applies to it", tuple(flags))
         return Scored(math.fsum(applying), components, "", "", tuple(flags))

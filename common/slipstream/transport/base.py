@@ -65,10 +65,12 @@ class Limits:
 
     def check(self, frames: Frames) -> None:
         """Raise `MessageError` naming the bound that the frames pass."""
+        if not frames:
+            return
         if len(frames) > self.max_frames:
             raise MessageError(f"frames: {len(frames)} frames, at most {self.max_frames} allowed")
         sizes = [frame_bytes(frame) for frame in frames]
-        if (largest := max(sizes, default=0)) > self.max_frame_bytes:
+        if (largest := max(sizes)) > self.max_frame_bytes:
             raise MessageError(f"frame: {largest} bytes, more than the limit of {self.max_frame_bytes}")
         if (total := sum(sizes)) > self.max_bytes:
             raise MessageError(f"frames: {total} bytes together, more than the limit of {self.max_bytes}")

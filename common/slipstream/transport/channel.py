@@ -14,7 +14,7 @@ from slipstream.messages import Frame, Frames
 from slipstream.transport.guard import Guard
 
 BATCH = 100
-COPY_BELOW = 64 << 10
+COPY_BELOW = 8 << 10
 """Bytes under which a copy is cheaper than keeping libzmq's buffer alive."""
 
 

@@ -18,26 +18,28 @@ class Outbox:
     def __init__(self, send: Callable[[Session, list[Brief]], None]) -> None:
         self._send = send
         self._waiting: dict[Session, list[Brief]] = {}
+        self._characters: dict[Session, int] = {}
 
     def put(self, session: Session, brief: Brief) -> None:
         """Leave a reply to be sent in a moment."""
-        waiting = self._waiting.get(session, [])
-        if len(waiting) == MOST_TOGETHER or (waiting and _characters([*waiting, brief]) > MOST_CHARACTERS):
-            self._send(session, self.take(session))
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.empty)
-        self._waiting.setdefault(session, []).append(brief)
+        characters = len(brief[0]) + len(brief[2])
+        waiting = self._waiting.setdefault(session, [])
+        together = self._characters.get(session, 0) + characters
+        if waiting and (len(waiting) == MOST_TOGETHER or together > MOST_CHARACTERS):
+            self._send(session, self.take(session))
+            waiting, together = self._waiting.setdefault(session, []), characters
+        waiting.append(brief)
+        self._characters[session] = together
 
     def take(self, session: Session) -> list[Brief]:
         """What waits for a session, to be sent by the caller."""
+        self._characters.pop(session, None)
         return self._waiting.pop(session, [])
 
     def empty(self) -> None:
         """Send all that waits."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting, self._characters = self._waiting, {}, {}
         for session, briefs in waiting.items():
             self._send(session, briefs)
-
-
-def _characters(briefs: list[Brief]) -> int:
-    return sum(len(parcel_id) + len(reason) for parcel_id, _, reason in briefs)

@@ -65,8 +65,10 @@ class Strikes:
             self._unscored[reason] += 1
         if len(self._reasons) > self._window and (gone := self._reasons.popleft()):
             self._unscored[gone] -= 1
+        if len(self._reasons) < self._window:
+            return ""
         share = self._unscored.total() / self._window
-        if len(self._reasons) < self._window or share <= self._max_share:
+        if share <= self._max_share:
             return ""
         (main, count), *_ = self._unscored.most_common(1)
         return (

@@ -128,11 +128,10 @@ class RewardService:
 
     def _count(self, group: Group) -> None:
         self._metrics.scored(group.score_seconds)
+        self._metrics.samples.inc(len(group.scored_rewards))
         for sample in group.samples:
             if sample.reward is None:
                 self._metrics.unscored.labels(sample.unscored).inc()
-            else:
-                self._metrics.samples.inc()
             if cause := self._strikes.note(sample.unscored):
                 raise RunHalted(cause)
 
