@@ -24,6 +24,7 @@ from slipstream.messages import (
     decode_header,
     encode_group,
     encode_header,
+    encode_scored,
     expand_versions,
 )
 from slipstream.questions import Fetch
@@ -153,6 +154,29 @@ def test_a_group_of_empty_completions_travels() -> None:
     header, read = decode_group(encode_group(empty, none))
     assert (header.token_count, len(read.token_ids), len(read.logprobs)) == (0, 0, 0)
     assert header.oldest_version == header.newest_version == 4
+
+
+def test_a_scored_group_goes_on_with_the_very_arrays_that_came() -> None:
+    frames = wire()
+    header, read = decode_group(frames)
+    header.samples[0].reward, header.samples[0].components = 1.0, {"f": 1.0}
+    sent = encode_scored(header, frames)
+    assert all(after is before for after, before in zip(sent[1:], frames[1:], strict=True))
+    again, arrays_again = decode_group(sent)
+    assert again.samples[0].reward == 1.0
+    assert arrays_again.logprobs.tolist() == read.logprobs.tolist()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_score_that_is_no_number_goes_no_further(number: float) -> None:
+    frames = wire()
+    header, _ = decode_group(frames)
+    header.samples[0].reward = number
+    with pytest.raises(MessageError, match=r"samples\[0\].reward: .* is not finite"):
+        encode_scored(header, frames)
+    header.samples[0].reward, header.samples[0].components = 0.0, {"f": number}
+    with pytest.raises(MessageError, match=r"samples\[0\].components.f: .* is not finite"):
+        encode_scored(header, frames)
 
 
 def test_versions_are_read_from_their_run_lengths() -> None:
