@@ -116,6 +116,8 @@ def test_two_ranks_make_the_step_of_one_and_what_they_save_loads_on_any_number(t
     trees += [_tree(model, objectives[0], lora={"rank": 4})]
     trees += [_tree(model, objectives[0], replicate=2, lora={"rank": 4})]
     trees += [_tree(model, objectives[-1], n_mini=2)]
+    steered = {"kind": "muon", "groups": [{"match": "*.mlp.*", "rate_factor": 0.5}], "learning_rate": 1e-4}
+    trees += [_tree(model, objectives[0], optimizer=steered, freeze=["model.layers.0.*"])]
     trees += _with_reference(model, _llama(tmp_path / "other", 1))
     cases: list[dict[str, Any]] = [{"tree": tree, "steps": (0, STEPS)} for tree in trees]
     sharded, replicated = tmp_path / "sharded", tmp_path / "replicated"
@@ -128,7 +130,9 @@ def test_two_ranks_make_the_step_of_one_and_what_they_save_loads_on_any_number(t
     worker = _worker()
     for number, tree in enumerate(trees):
         changes = {
-            name: tree["learner"][name] for name in ("n_mini", "lora", "reference") if name in tree["learner"]
+            name: tree["learner"][name]
+            for name in ("n_mini", "lora", "reference", "optimizer", "freeze")
+            if name in tree["learner"]
         }
         few, many = (_tree(model, tree["objective"], tokens=tokens, **changes) for tokens in (32, 4096))
         alone = worker.train({"tree": few, "steps": (0, STEPS)}, model, Ranks())

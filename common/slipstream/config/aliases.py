@@ -8,6 +8,8 @@ _NAMES = {
     "staleness.max_staleness": "eta max_off_policy max_lag max_policy_age max_head_offpolicyness async_level",
     "learner.optimizer.learning_rate": "lr actor_lr",
     "learner.optimizer.grad_clip": "clip_grad max_grad_norm gradient_clipping",
+    "learner.optimizer.kind": "optim optimizer_type optimizer_name",
+    "learner.freeze": "freeze_params frozen_parameters freeze_layers",
     "learner.optimizer.beta1": "adam_beta1",
     "learner.optimizer.beta2": "adam_beta2",
     "learner.optimizer.eps": "adam_eps adam_epsilon",

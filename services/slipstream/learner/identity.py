@@ -1,4 +1,4 @@
-"""What a run may not change while it goes on exactly: its objective, data, seed, reference model, tokenizer, dtype.
+"""What a run may not change while it goes on exactly: objective, data, seed, reference, tokenizer, dtype, optimizer.
 
 Each checkpoint holds them by name (`identity.json`). A resume compares those names that both sides know, and refuses
 by name and with both values; a warm start (`learner.start_from`) takes the weights alone and may change all of them.
@@ -37,7 +37,13 @@ def settings_of(config: Config) -> dict[str, Any]:
     """The part of a run's identity that stands in its config: plain values by setting."""
     objective = dataclasses.asdict(objective_of(config))
     objective["temperature"] = objective["temperature"] or config.sampling.temperature
-    own = {"run.seed": config.run.seed, "model.dtype": config.model.dtype, **config.learner.lora.identity()}
+    own = {
+        "run.seed": config.run.seed,
+        "model.dtype": config.model.dtype,
+        "learner.freeze": sorted(config.learner.freeze),
+        "learner.optimizer.kind": config.learner.optimizer.kind,
+        **config.learner.lora.identity(),
+    }
     plain: dict[str, Any] = json.loads(
         json.dumps(own | {f"objective.{name}": value for name, value in objective.items()})
     )

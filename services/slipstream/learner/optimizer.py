@@ -1,22 +1,25 @@
-"""AdamW with a schedule and a clip by global norm, whose value tells whether every gradient is finite."""
+"""AdamW, or Muon beside it, with a schedule and a clip by global norm, whose value tells whether every gradient is
+finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.config.schema import Config
 from slipstream.config.services import OptimizerSection
+from slipstream.learner.muon import Muon
+from slipstream.learner.parameter_groups import check_groups, torch_groups
 from slipstream.learner.sharding import whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """Fused AdamW over named parameters. Vectors (norms, biases) have no weight decay.
+    """Fused AdamW over named parameters; with `kind: muon` Muon for the matrices inside the model.
 
     Attributes:
         updates: Updates made so far; the schedule's clock.
@@ -24,32 +27,34 @@ class Optimizer:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSection, total: int | None = None
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: OptimizerSection,
+        total: int | None = None,
+        hidden: Collection[str] = (),
     ) -> None:
         """Args:
         parameters: What to train, by name.
         settings: Rates and schedule.
         total: Updates of the whole run, for schedules that end.
+        hidden: Names of the matrices that Muon may have.
+
+        Raises:
+            UserError: A pattern of `settings.groups` that does nothing.
         """
         self.updates = 0
         self.factor = 1.0
         self._parameters = dict(parameters)
         self._settings = settings
         self._total = total
-        matrices = [p for p in self._parameters.values() if p.ndim > 1]
-        vectors = [p for p in self._parameters.values() if p.ndim <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            fused=True,
-        )
-        self._adam.state.update({p: _fresh_moments(p) for p in self._parameters.values()})
+        check_groups(self._parameters, settings)
+        inner = {name: p for name, p in parameters.items() if settings.kind == "muon" and name in hidden}
+        outer = {name: p for name, p in parameters.items() if name not in inner}
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if outer:
+            self._optimizers.append(_adamw(outer, settings))
+        if inner:
+            self._optimizers.append(Muon(torch_groups(inner, settings), settings.momentum))
 
     @property
     def learning_rate(self) -> float:
@@ -70,27 +75,42 @@ class Optimizer:
         limit = self._settings.grad_clip
         if limit is not None and norm > limit:
             torch._foreach_mul_(self._gradients(), limit / norm)
-        for group in self._adam.param_groups:
-            group["lr"] = self.learning_rate
-        self._adam.step()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.learning_rate * group["factor"]
+            optimizer.step()
         self.updates += 1
         self.forget()
 
     def forget(self) -> None:
         """Drop all gradients."""
-        self._adam.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
         """Moments and update counts by `name:key`, not copied: overwritten in place, with `updates`, they are another
         state that goes on as if nothing had happened in between."""
         named = {}
         for name, parameter in self._parameters.items():
-            for key, value in self._adam.state.get(parameter, {}).items():
-                named[f"{name}:{key}"] = value
+            for optimizer in self._optimizers:
+                for key, value in optimizer.state.get(parameter, {}).items():
+                    named[f"{name}:{key}"] = value
         return named
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
+
+
+def _adamw(parameters: Mapping[str, nn.Parameter], settings: OptimizerSection) -> torch.optim.AdamW:
+    adamw = torch.optim.AdamW(
+        torch_groups(parameters, settings),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        fused=True,
+    )
+    adamw.state.update({p: _fresh_moments(p) for p in parameters.values()})
+    return adamw
 
 
 def _fresh_moments(parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy, pick_device
 from slipstream.learner.optimizer import Optimizer, planned_updates
 from slipstream.learner.outlet import Outlet
+from slipstream.learner.parameter_groups import freeze, hidden_matrices
 from slipstream.learner.precision import autocast_dtype, check_precision, learner_model
 from slipstream.learner.preparing import Preparing
 from slipstream.learner.ranks import Ranks
@@ -82,10 +83,13 @@ class Trainer:
         check_precision(config, pick_device(device), alone=self.ranks.mesh is None)
         self.policy = Policy(folder, learner_model(config), device, config.learner.lora)
         self.policy.autocast = autocast_dtype(config.learner)
+        freeze(self.policy.parameters(), config.learner.freeze)
         prepare_blocks(self.policy.module, config.learner)
         if self.ranks.mesh is not None:
             shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner)
-        self.optimizer = Optimizer(self.policy.parameters(), config.learner.optimizer, planned_updates(config))
+        trained = self.policy.parameters()
+        hidden = hidden_matrices(self.policy.module, trained)
+        self.optimizer = Optimizer(trained, config.learner.optimizer, planned_updates(config), hidden)
         self._preparing = self._prepares(folder)
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
