@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.config.services import OptimizerSection
+from slipstream.config.steps import OptimizerSection
 from slipstream.learner.optimizer import Optimizer, schedule_share
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.config.services import OptimizerSection, ParameterGroup
+from slipstream.config.steps import OptimizerSection, ParameterGroup
 from slipstream.errors import UserError
 from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.parameter_groups import freeze, hidden_matrices, torch_groups

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config.schema import Config
-from slipstream.config.services import OptimizerSection
+from slipstream.config.steps import OptimizerSection
 from slipstream.learner.muon import Muon
 from slipstream.learner.parameter_groups import check_groups, torch_groups
 from slipstream.learner.sharding import whole

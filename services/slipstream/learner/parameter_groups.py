@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from slipstream.config.services import OptimizerSection
+from slipstream.config.steps import OptimizerSection
 from slipstream.errors import UserError
 
 Parameters = Mapping[str, nn.Parameter]
