@@ -1,7 +1,10 @@
-"""`python -m benchmarks.chaos [--seed N] [--faults 300] [--policy token]`: the proof that nothing is lost or twice.
+"""`python -m benchmarks.chaos [--seed N] [--faults 300] [--way token]`: the proof that nothing is lost or twice.
 
-A run of two epochs goes on while every kind of process is killed, stopped, asked to end, cut off and stalled at
-random instants; at its end the books must balance. The seed decides the schedule.
+A run of two epochs goes on while every kind of process is killed, stopped (also for longer than a lease), asked to
+end, cut off and stalled at random instants; at its end the books must balance. Four runs share the faults: one for
+each policy that bounds age, with a server of their own behind a proxy, and `embedded`, which is `token` with the
+server that `up` starts itself as one more victim. The seed decides the schedule. Each fault is a line of progress;
+the last line is JSON. About 15 minutes on a quiet machine; whatever is not over after `--minutes` is a problem.
 """
 
 from __future__ import annotations
@@ -13,21 +16,31 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.chaos.checks import problems
-from benchmarks.chaos.runner import Runner
-from benchmarks.chaos.schedule import make_schedule
+from benchmarks.chaos.runner import ChaosError, Runner
+from benchmarks.chaos.schedule import MENU, Fault, embedded, longer, make_schedule
 from benchmarks.chaos.stack import Stack
 from slipstream.run_folder import read_lines
 
 POLICIES = ("token", "wait", "drop")
+WAYS = (*POLICIES, "embedded")
+AIMS = {"problems": 0}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: `prompts` an epoch must last as long as the faults do."""
+    """One run: `prompts` an epoch must last as long as the faults do.
+
+    Attributes:
+        freezes: Whether there are stops that outlast a lease.
+        embedded: Whether the server is the one that `up` starts.
+        deadline: Seconds for all of it.
+    """
 
     seed: int
     faults: int
@@ -36,22 +49,31 @@ class Trial:
     gap: float = 1.0
     longest: float = 3.0
     eta: int = 2
-    verbose: bool = True
+    freezes: bool = False
+    embedded: bool = False
+    deadline: float = 1800.0
+
+    def schedule(self) -> list[Fault]:
+        """The faults."""
+        menu = embedded(MENU) if self.embedded else MENU
+        return make_schedule(
+            self.seed, self.faults, self.gap, self.longest, longer(menu) if self.freezes else menu
+        )
 
 
-def run(trial: Trial, root: Path, name: str) -> dict[str, object]:
+def run(trial: Trial, root: Path, name: str) -> dict[str, Any]:
     """Carry out a trial; returns its figures, with everything that was wrong under `problems`.
 
     Raises:
         ChaosError: The stack did not come back, or ended otherwise than by itself.
     """
-    schedule = make_schedule(trial.seed, trial.faults, trial.gap, trial.longest)
     started = time.monotonic()
-    stack = Stack(root, name, trial.prompts, trial.policy, f"staleness.max_staleness={trial.eta}")
+    eta = f"staleness.max_staleness={trial.eta}"
+    stack = Stack(root, name, trial.prompts, trial.policy, eta, embedded=trial.embedded)
     try:
-        runner = Runner(stack, trial.verbose)
+        runner = Runner(stack, trial.deadline)
         runner.until_steps(1, 300.0)
-        runner.inject(schedule)
+        runner.inject(trial.schedule())
         hurt = time.monotonic() - started
         stack.hurry()
         code = runner.wait(300.0)
@@ -79,38 +101,70 @@ def run(trial: Trial, root: Path, name: str) -> dict[str, object]:
 
 
 def main() -> int:
-    """Run one trial for each policy, or for the one asked for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
+    """Run one trial for each way, or for the one asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seed", type=int, default=None, help="of the schedule; drawn when not given")
-    parser.add_argument("--faults", type=int, default=300, help="faults in all, shared among the policies")
-    parser.add_argument("--policy", choices=POLICIES, default=None, help="one policy only")
+    parser.add_argument("--faults", type=int, default=300, help="faults in all, shared among the ways")
+    parser.add_argument("--way", choices=WAYS, default=None, help="one way only")
     parser.add_argument("--gap", type=float, default=1.0, help="mean seconds between two faults")
     parser.add_argument("--prompts", type=int, default=None, help="prompts an epoch")
     parser.add_argument("--root", type=Path, default=None, help="folder for the runs; kept")
-    parser.add_argument("--quick", action="store_true", help="30 faults")
+    parser.add_argument("--minutes", type=float, default=45.0, help="limit for all of it")
+    parser.add_argument("--quick", action="store_true", help="40 faults, none that outlasts a lease")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    policies = [options.policy] if options.policy else list(POLICIES)
-    each = (30 if options.quick else options.faults) // len(policies)
-    prompts = options.prompts or round(3.5 * each * (options.gap + 1.5))
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:
         root = options.root or Path(place)
         root.mkdir(parents=True, exist_ok=True)
-        results = []
-        for number, policy in enumerate(policies):
-            trial = Trial(seed + number, each, policy, prompts, options.gap)
-            results.append(run(trial, root, f"chaos-{policy}-{seed % 10000}-{time.time_ns() % 10**6}"))
-            print(json.dumps(results[-1]), flush=True)
-    found = [text for result in results for text in result["problems"]]  # type: ignore[attr-defined]
+        results = list(outcomes(trials(options, seed), root, options.minutes))
+    found = [text for result in results for text in result["problems"]]
     for text in found:
         print(f"problem: {text}", file=sys.stderr)
-    print(
-        json.dumps(
-            {"seed": seed, "faults": sum(int(str(r["faults"])) for r in results), "problems": len(found)}
-        )
-    )
+    kinds = sum((Counter(result.get("by_kind", {})) for result in results), Counter[str]())
+    figures = {"faults": sum(kinds.values()), "by_kind": dict(kinds), "problems": len(found)}
+    print(json.dumps({"benchmark": "chaos", "seed": seed, "figures": figures, "aims": AIMS}))
     return 1 if found else 0
+
+
+def trials(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, Trial]]:
+    """What is to be run, by name; the faults are shared out to the last one."""
+    ways = [options.way] if options.way else list(WAYS)
+    total = 40 if options.quick else options.faults
+    for number, way in enumerate(ways):
+        each = total // len(ways) + (number < total % len(ways))
+        # twice what is needed: when the faults are over, the rest goes fast
+        prompts = options.prompts or round(5 * each * (options.gap + 1.5)) + 200
+        yield (
+            way,
+            Trial(
+                seed + number,
+                each,
+                "token" if way == "embedded" else way,
+                prompts,
+                options.gap,
+                freezes=not options.quick,
+                embedded=way == "embedded",
+            ),
+        )
+
+
+def outcomes(ways: Iterable[tuple[str, Trial]], root: Path, minutes: float) -> Iterator[dict[str, Any]]:
+    """Figures of one trial after the other, each printed as it ends; one that breaks off is a problem of its own."""
+    ends = time.monotonic() + 60 * minutes
+    for way, trial in ways:
+        print(f"{way}: {trial.faults} faults, seed {trial.seed}", flush=True)
+        name = f"chaos-{way}-{trial.seed % 10000}-{time.time_ns() % 10**6}"
+        try:
+            result = run(replace(trial, deadline=max(1.0, ends - time.monotonic())), root, name)
+        except ChaosError as error:
+            result = {"seed": trial.seed, "policy": trial.policy, "problems": [f"{way}: {error}"]}
+        print(json.dumps(result), flush=True)
+        yield result
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def problems(stack: Stack, policy: str, eta: int) -> list[str]:
 
 
 async def _audit(stack: Stack) -> Audit:
-    async with await Ledger.connect(stack.server.url, stack.folder.name) as ledger:
+    async with await Ledger.connect(stack.books().url, stack.folder.name) as ledger:
         return await ledger.audit()
 
 
@@ -67,7 +67,7 @@ def _once(stack: Stack, steps: list[dict[str, Any]], audit: Audit) -> list[str]:
 
 def _outcomes(stack: Stack) -> dict[str, list[int]]:
     """Tickets by their last state, from the ledger's bitmaps and records."""
-    client: redis.Redis = stack.server.client
+    client: redis.Redis = stack.books().client
     prefix = f"slipstream:{{{stack.folder.name}}}:"
     outcomes: dict[str, list[int]] = {}
     for key in client.keys(f"{re.escape(prefix)}bits:*"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from benchmarks.chaos.proxy import Trouble
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack
 
-_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP, "freeze": signal.SIGSTOP}
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.02
@@ -33,11 +32,12 @@ class Runner:
     """Injects one fault after another; those that last overlap with those that follow.
 
     Attributes:
+        limit: Seconds for everything together.
         done: Faults that hit a live process, and when, in seconds since the start.
     """
 
     stack: Stack
-    verbose: bool = False
+    limit: float = 1800.0
     done: list[tuple[float, Fault]] = field(default_factory=list)
     _later: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
@@ -50,10 +50,12 @@ class Runner:
 
     def inject(self, schedule: Sequence[Fault]) -> None:
         """Carry out the whole schedule; a fault waits until its victim lives."""
-        for fault in schedule:
+        for number, fault in enumerate(schedule, start=1):
             self.until_steps(fault.steps, _PROGRESS_SECONDS)
             self._pause(fault.gap)
             self._inject(fault)
+            done = f"{number:>3} of {len(schedule)}, {self.stack.lines()} steps"
+            print(f"{time.monotonic() - self._started:7.1f} s  {done}: {fault}", flush=True)
         while self._later:
             self._pause(_POLL_SECONDS)
 
@@ -69,8 +71,6 @@ class Runner:
 
     def _inject(self, fault: Fault) -> None:
         victim = self._until(lambda: self.stack.victim(fault.role), _VICTIM_SECONDS, fault.role)
-        if self.verbose:
-            print(f"{time.monotonic() - self._started:7.2f} s  {fault}", file=sys.stderr)
         if fault.kind in ("cut", "stall"):
             pids = () if fault.role == "redis" else (victim.pid,)
             trouble = Trouble(fault.kind, frozenset(pids), frozenset([fault.role]))
@@ -79,15 +79,13 @@ class Runner:
         else:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.send_signal(_SIGNALS[fault.kind])
-            if fault.kind == "stop":
+            if fault.kind in ("stop", "freeze"):
                 self._after(fault.seconds, lambda: _go_on(victim))
         self.done.append((time.monotonic() - self._started, fault))
 
     def _revive(self) -> None:
         """Start again what has nobody to do it: the server, and the supervisor itself."""
-        server = self.stack.server
-        if server.process.poll() is not None:
-            server.start()
+        self.stack.server.revive()
         if not self._ending and self.stack.process.poll() is not None:
             code = self.stack.process.returncode
             if code > 0 and not self._server_was_away():
@@ -101,7 +99,8 @@ class Runner:
     def _server_was_away(self) -> bool:
         """Whether a supervisor gave up because it was started while the ledger's server was hurt: a person would
         start it again."""
-        return "no server answers" in self.stack.text.strip().splitlines()[-1]
+        last = self.stack.text.strip().splitlines()[-1]
+        return "no server answers" in last or "embedded Valkey did not answer" in last
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, act))
@@ -120,6 +119,8 @@ class Runner:
     def _until(self, condition: Callable[[], T | None], seconds: float, what: str) -> T:
         end = time.monotonic() + seconds
         while not (found := condition()):
+            if time.monotonic() - self._started > self.limit:
+                raise ChaosError(f"not over after {self.limit:.0f} s, waiting for {what}")
             if time.monotonic() > end:
                 raise ChaosError(f"no {what} within {seconds:.0f} s:\n{self.stack.text[-8000:]}")
             self._pause(_POLL_SECONDS)

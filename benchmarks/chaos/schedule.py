@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["kill", "stop", "term", "cut", "stall"]
+Kind = Literal["kill", "stop", "freeze", "term", "cut", "stall"]
+Menu = Mapping[str, Mapping[Kind, int]]
 
 # What may happen to each process, with how often in relation to others. `kill` is SIGKILL; `stop` is SIGSTOP and,
-# after the duration, SIGCONT; `term` asks it to end, so that it is started again; `cut` breaks all its connections
-# and refuses new ones for the duration; `stall` holds every byte to and from it for the duration.
-MENU: dict[str, dict[Kind, int]] = {
+# after the duration, SIGCONT; `freeze` is a stop that outlasts a lease; `term` asks it to end, so that it is started
+# again; `cut` breaks all its connections and refuses new ones for the duration; `stall` holds every byte to and from
+# it for the duration.
+MENU: Menu = {
     "rollout-0": {"kill": 3, "stop": 2, "term": 1, "cut": 2, "stall": 2},
     "rollout-1": {"kill": 3, "stop": 2, "term": 1, "cut": 2, "stall": 2},
     "reward-0": {"kill": 3, "stop": 2, "term": 1, "cut": 2, "stall": 2},
@@ -21,8 +24,22 @@ MENU: dict[str, dict[Kind, int]] = {
     "redis": {"kill": 4, "stop": 2, "cut": 2, "stall": 2},
     "supervisor": {"kill": 2, "stop": 1, "term": 1},
 }
-ROLES = tuple(MENU)
 _LASTING = ("stop", "cut", "stall")
+_FREEZE_SECONDS = (16.0, 20.0)
+
+
+def longer(menu: Menu) -> Menu:
+    """With stops that outlast a lease of 15 s, once for each process that has one, and for the server that judges."""
+    return {
+        role: {**kinds, "freeze": 1} if role not in ("scorer", "supervisor") else kinds
+        for role, kinds in menu.items()
+    }
+
+
+def embedded(menu: Menu) -> Menu:
+    """For a run whose server is its own: no proxy is in between, so it can only be killed and stopped."""
+    own = {kind: count for kind, count in menu["redis"].items() if kind not in ("cut", "stall")}
+    return {**{role: kinds for role, kinds in menu.items() if role != "redis"}, "valkey": own}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +58,9 @@ class Fault:
         return f"{self.kind} {self.role}{lasting}"
 
 
-def make_schedule(seed: int, count: int, mean_gap: float, longest: float = 3.0) -> list[Fault]:
+def make_schedule(
+    seed: int, count: int, mean_gap: float, longest: float = 3.0, menu: Menu = MENU
+) -> list[Fault]:
     """`count` faults by a seed; each (kind, process) pair comes once before chance decides alone.
 
     Args:
@@ -49,10 +68,11 @@ def make_schedule(seed: int, count: int, mean_gap: float, longest: float = 3.0) 
         count: Faults.
         mean_gap: Mean seconds between two faults; gaps are exponential, so several may fall together.
         longest: Most seconds that a stop, a cut or a stall lasts.
+        menu: What may happen to whom, and how often.
     """
     chance = random.Random(f"chaos:{seed}")
-    pairs = [(role, kind) for role, kinds in MENU.items() for kind in kinds]
-    weights = [MENU[role][kind] for role, kind in pairs]
+    pairs = [(role, kind) for role, kinds in menu.items() for kind in kinds]
+    weights = [menu[role][kind] for role, kind in pairs]
     chosen = chance.sample(pairs, min(count, len(pairs)))
     chosen += chance.choices(pairs, weights, k=count - len(chosen))
     return [
@@ -61,7 +81,14 @@ def make_schedule(seed: int, count: int, mean_gap: float, longest: float = 3.0) 
             gap=round(min(chance.expovariate(1 / mean_gap), 4 * mean_gap), 3),
             kind=kind,
             role=role,
-            seconds=round(chance.uniform(0.05, longest), 3) if kind in _LASTING else 0.0,
+            seconds=_seconds(kind, longest, chance),
         )
         for role, kind in chosen
     ]
+
+
+def _seconds(kind: Kind, longest: float, chance: random.Random) -> float:
+    """How long a fault lasts."""
+    if kind == "freeze":
+        return round(chance.uniform(*_FREEZE_SECONDS), 3)
+    return round(chance.uniform(0.05, longest), 3) if kind in _LASTING else 0.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import redis
 
 from slipstream.ledger.server import embedded_server
+from slipstream.run_folder import RunFolder
 
 
 class LedgerServer:
@@ -42,6 +43,11 @@ class LedgerServer:
                 self._how.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
+    def revive(self) -> None:
+        """Start it again if it is dead: it has nobody else to do it."""
+        if self.process.poll() is not None:
+            self.start()
+
     def close(self) -> None:
         """End it; what it held stays in its folder."""
         self.client.close()
@@ -54,3 +60,29 @@ class LedgerServer:
             return bool(self.client.ping())
         except redis.RedisError:
             return False
+
+
+class OwnServer:
+    """The Valkey that `up` starts itself: its supervisor starts it again, under another address after a resume."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._clients: dict[str, redis.Redis] = {}
+
+    @property
+    def client(self) -> redis.Redis:
+        """A connection to where it is now; raises `redis.ConnectionError` while it is nowhere."""
+        url = self._folder.live_url
+        if url is None:
+            raise redis.ConnectionError("the run has no server now")
+        if url not in self._clients:
+            self._clients[url] = redis.Redis(unix_socket_path=url.removeprefix("unix://"), socket_timeout=0.5)
+        return self._clients[url]
+
+    def revive(self) -> None:
+        """The supervisor does."""
+
+    def close(self) -> None:
+        """Forget the connections; the server itself ends with the run."""
+        for client in self._clients.values():
+            client.close()

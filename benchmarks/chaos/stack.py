@@ -15,7 +15,7 @@ import psutil
 import redis
 
 from benchmarks.chaos.proxy import Proxy
-from benchmarks.chaos.server import LedgerServer
+from benchmarks.chaos.server import LedgerServer, OwnServer
 from slipstream.run_folder import RunFolder
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny-sorter.yaml"
@@ -37,19 +37,20 @@ class Stack:
         seen: Every process that was ever seen below a supervisor of this stack.
     """
 
-    def __init__(self, root: Path, name: str, prompts: int, policy: str, *settings: str) -> None:
+    def __init__(
+        self, root: Path, name: str, prompts: int, policy: str, *settings: str, embedded: bool = False
+    ) -> None:
         self.folder = RunFolder(root, name)
         self.proxy = Proxy()
-        self.server = LedgerServer(root / f"{name}-redis")
+        self.server = OwnServer(self.folder) if embedded else LedgerServer(root / f"{name}-redis")
         self.output = root / f"{name}.out"
         self.seen: dict[int, psutil.Process] = {}
         scorer = root / "scorer.py"
         scorer.write_text(SCORER)
-        port = self.proxy.serve("redis", self.server.socket)
         self._settings = [
             f"run.root={root}",
             f"run.name={name}",
-            f"redis.url=redis://127.0.0.1:{port}",
+            *self._redis_url(),
             f"reward.functions.0.use={scorer}:parity",
             f"data.limit={prompts}",
             f"staleness.policy={policy}",
@@ -60,6 +61,18 @@ class Stack:
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._interpose, name="interpose", daemon=True)
         self._watcher.start()
+
+    def _redis_url(self) -> list[str]:
+        if isinstance(self.server, OwnServer):
+            return []
+        return [f"redis.url=redis://127.0.0.1:{self.proxy.serve('redis', self.server.socket)}"]
+
+    def books(self) -> LedgerServer:
+        """The server of a run that has ended; one that ended with its run is started once more."""
+        if isinstance(self.server, OwnServer):
+            self.server.close()
+            self.server = LedgerServer(self.folder.redis)
+        return self.server
 
     @property
     def text(self) -> str:
@@ -101,7 +114,8 @@ class Stack:
         """The live process of a role; None while there is none."""
         with contextlib.suppress(psutil.Error):
             if role in ("redis", "supervisor"):
-                process = psutil.Process((self.server if role == "redis" else self).process.pid)
+                owner = self.server if role == "redis" and isinstance(self.server, LedgerServer) else self
+                process = psutil.Process(owner.process.pid)
                 return process if _alive(process) else None
             for process in self.look():
                 with contextlib.suppress(psutil.Error):
@@ -147,13 +161,14 @@ class Stack:
         while not self._ended.wait(_LOOK_SECONDS):
             self.look()
             try:
-                for raw in self.server.client.zrange(f"{prefix}alive", 0, -1):
+                client = self.server.client
+                for raw in client.zrange(f"{prefix}alive", 0, -1):
                     member = raw.decode()
-                    endpoint = self.server.client.hget(f"{prefix}m:{member}", "endpoint") or b""
+                    endpoint = client.hget(f"{prefix}m:{member}", "endpoint") or b""
                     match = _PORT.fullmatch(endpoint.decode())
                     if match and endpoint != known.get(member):
                         ours = f"{match[1]}{self.proxy.serve(member, int(match[2]))}".encode()
-                        if self.server.client.hset(f"{prefix}m:{member}", "endpoint", ours) == 0:
+                        if client.hset(f"{prefix}m:{member}", "endpoint", ours) == 0:
                             known[member] = ours
             except redis.RedisError:
                 continue  # killed, stopped or starting: the next look finds it
@@ -184,6 +199,8 @@ _FIXED = [
 
 def _is(process: psutil.Process, role: str) -> bool:
     words = process.cmdline()
+    if role == "valkey":
+        return "valkey-server" in words[0]
     if role == "scorer":
         return "slipstream.rewards.worker" in words
     return words[-2:] == ["--name", role]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from benchmarks.chaos.__main__ import POLICIES, Trial, run
-from benchmarks.chaos.schedule import MENU, make_schedule
+from benchmarks.chaos.schedule import MENU, embedded, longer, make_schedule
 
 SEED = "SLIPSTREAM_CHAOS_SEED"
 FAULTS = 36  # each fault of each process, and two more
@@ -37,3 +37,12 @@ def test_a_schedule_has_every_fault_of_every_process():
     assert sum(fault.kind == "kill" for fault in schedule) >= 10  # case 84
     pairs = {(fault.role, fault.kind) for fault in schedule}
     assert pairs == {(role, kind) for role, kinds in MENU.items() for kind in kinds}
+
+
+def test_the_long_version_also_has_stops_that_outlast_a_lease_and_the_server_of_up():
+    schedule = make_schedule(18, 75, 1.0, menu=longer(embedded(MENU)))
+    frozen = {fault.role for fault in schedule if fault.kind == "freeze"}
+    assert {"rollout-0", "reward-0", "buffer", "learner", "valkey"} <= frozen
+    assert all(fault.seconds > 15 for fault in schedule if fault.kind == "freeze")
+    assert {fault.kind for fault in schedule if fault.role == "valkey"} == {"kill", "stop", "freeze"}
+    assert "redis" not in {fault.role for fault in schedule}

@@ -55,3 +55,32 @@ def test_a_group_in_the_middle_is_finished_by_another_replica(stack, simulated):
     assert "discarded" not in run.audit()
     assert "Traceback" not in run.text
     run.assert_gone()
+
+
+def test_a_straggler_is_finished_by_a_replica_that_is_free(stack, simulated):
+    """Case 77: the oldest group of a full replica goes on in the express lane, where it was, and trains once."""
+    lane = ["rollout.express=1", "rollout.express_sequences=8"]
+    run = stack().up(*simulated, *LONG, *lane, "run.steps=1000")
+    handed = run.until(
+        lambda: [
+            int(ticket)
+            for ticket, tokens in re.findall(r"ticket (\d+): handed over (\d+) tokens\n", run.text)
+            if int(tokens)
+        ],
+        240,
+        "hand-over",
+    )
+    found = run.until(
+        lambda: [group for group in stored(run) if group.ticket in handed and group.attempt], 200, "its end"
+    )
+    for group in found:
+        assert group.owner == "rollout-1"  # which starts nothing of its own
+        assert not any(sample.unscored for sample in group.samples)
+        assert all(sum(count for _, count in each.versions) == each.tokens for each in group.samples)
+        assert group.oldest_version >= group.admitted_version
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(300) == 0, run.text[-4000:]
+    run.assert_exactly_once()
+    assert "discarded" not in run.audit()
+    assert "Traceback" not in run.text
+    run.assert_gone()
