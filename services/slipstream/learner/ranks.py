@@ -184,7 +184,7 @@ def open_ranks(settings: LearnerSection) -> Ranks:
     _check(parallel, size)
     place = _device(settings.device, int(os.environ.get("LOCAL_RANK", "0")))
     # With offloading, norms and gradients are summed in host memory, which NCCL does not reach.
-    on_gpu = "cpu:gloo,cuda:nccl" if settings.cpu_offload else "nccl"
+    on_gpu = "cpu:gloo,cuda:nccl" if parallel.cpu_offload else "nccl"
     backend = on_gpu if place.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=parallel.timeout_seconds))
     shape = (parallel.replicate, size // parallel.replicate)
