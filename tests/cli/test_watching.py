@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
+import termios
 from dataclasses import replace
 from typing import Any
 
@@ -209,6 +212,19 @@ async def test_keys_ask_through_the_ledger_and_a_drain_is_asked_for_twice(look):
     assert ledger.wishes == ["checkpoint", "drain"]
     await watcher.press("q")
     assert watcher.over
+
+
+async def test_keys_come_from_a_terminal_that_is_given_back_as_it_was(monkeypatch):
+    person, terminal = os.openpty()
+    with os.fdopen(terminal) as stdin, os.fdopen(person, "wb", buffering=0) as fingers:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        before = termios.tcgetattr(terminal)
+        with top_module._keys() as keys:
+            assert not termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO)
+            fingers.write(b"pq")
+            async with asyncio.timeout(60):
+                assert [await keys.get(), await keys.get()] == ["p", "q"]
+        assert termios.tcgetattr(terminal) == before
 
 
 async def test_a_ledger_that_is_away_is_told_and_leaves_the_keys_alone(look, monkeypatch):
