@@ -199,6 +199,18 @@ async def test_drop_evicts_groups_over_the_bound(bench):
     assert (rig.sender.offers[-1].changed, rig.sender.offers[-1].dropped) == ([1], [(1, "stale")])
 
 
+async def test_a_group_that_is_offered_again_before_its_shard_hears_of_its_drop_is_told_once(bench):
+    rig = bench(policy="drop")
+    rig.sender.store(1, oldest=1)
+    for _ in range(2):
+        assert isinstance(await tickets(rig, version=3), Waiting)
+    assert rig.ledger.drops == [(1, "stale"), (1, "stale")]
+    rig.sender.store(2, 3, 4, 5, oldest=3)
+    assert await tickets(rig, version=3) == [2, 3]
+    assert await tickets(rig, 2, version=3) == [4, 5]
+    assert rig.sender.offers[-1].dropped == [(1, "stale")]
+
+
 async def test_other_policies_evict_nothing(bench):
     rig = bench()
     rig.sender.store(1, 2, oldest=1)

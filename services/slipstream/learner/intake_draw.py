@@ -47,7 +47,7 @@ class Draw:
         self._allowed = parts.config.batch.groups - informative_quota(parts.config)
         self._unsure = True  # after a start, or a take of which nothing came, the step may have groups already
         self._changed: list[int] = []
-        self._reasons: list[tuple[int, str]] = []  # of those that were dropped
+        self._reasons: dict[int, str] = {}  # why groups were dropped of which the shards do not know yet
         self._begun = False
         self._total = self._before = -1
 
@@ -98,8 +98,8 @@ class Draw:
 
     async def _tell(self) -> str:
         """Tell the shards what has changed, and hear what they offer."""
-        complaint = await self._shards.refresh(self._changed, dropped=self._reasons)
-        self._changed, self._reasons = [], []
+        complaint = await self._shards.refresh(self._changed, dropped=list(self._reasons.items()))
+        self._changed, self._reasons = [], {}
         return complaint
 
     async def _take(self, step: int, chosen: Sequence[Stored]) -> Batch | Waiting:
@@ -180,7 +180,7 @@ class Draw:
             with contextlib.suppress(FencedError):  # it had gone already
                 await self._ledger.drop(row.ticket, row.attempt, reason, row.tokens)
             self._changed.append(row.ticket)
-            self._reasons.append((row.ticket, reason))
+            self._reasons[row.ticket] = reason
         self._shards.forget(row.ticket for row in rows)
 
     async def _held(self, line: Line, chosen: Sequence[Stored]) -> bool:
