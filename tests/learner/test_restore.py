@@ -85,6 +85,7 @@ async def make_parts(tmp_path, server):
             ledger=ledger,
             trainer=FakeTrainer(),
             prompts=prompts,
+            uploader=None,
             identity={"data set": fingerprint, "run.seed": 0},
         )
 

@@ -83,6 +83,7 @@ def parts(tmp_path):
         metrics=metrics,
         prompts=FakePrompts(),
         identity={},
+        uploader=None,
     )
 
 

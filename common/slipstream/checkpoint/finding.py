@@ -88,13 +88,14 @@ def verify(path: Path) -> list[str]:
     return [problem for name in manifest.files if (problem := _file_problem(path, name, manifest))]
 
 
-def prune(root: Path, keep_last: int, keep_every: int = 0) -> list[Path]:
+def prune(root: Path, keep_last: int, keep_every: int = 0, spare: int | None = None) -> list[Path]:
     """Remove old checkpoints and leftovers; returns what was removed.
 
     Args:
         root: Folder of all checkpoints.
         keep_last: So many of the newest complete ones stay, at least 1.
         keep_every: Steps that are a multiple of it stay too; 0 for none.
+        spare: A step that stays for now, because somebody reads it.
 
     Raises:
         UserError: `keep_last` is below 1, or the folder cannot be written.
@@ -108,7 +109,7 @@ def prune(root: Path, keep_last: int, keep_every: int = 0) -> list[Path]:
         return []
     newest = found[0][0]
     kept = {path for _, path in found[:keep_last]}
-    kept |= {path for step, path in found if keep_every and step % keep_every == 0}
+    kept |= {path for step, path in found if step == spare or (keep_every and step % keep_every == 0)}
     old = [(step, path) for step, path in _candidates(root) if path not in kept and step <= newest]
     try:
         for step, path in old:

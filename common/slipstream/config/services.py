@@ -121,7 +121,10 @@ class CheckpointSection(Section):
 
     every: int = setting(10, "save every k steps; the end of the run is always saved", ge=1)
     stop_seconds: float = setting(
-        60.0, "longest time for the checkpoint that a stop (Ctrl-C, SIGTERM) saves, seconds", ge=0.0
+        60.0,
+        "longest time for the checkpoint that a stop (Ctrl-C, SIGTERM) saves, and for the last upload when a run "
+        "ends, seconds",
+        ge=0.0,
     )
     keep_last: int = setting(2, "newest checkpoints to keep", ge=1)
     keep_every: int | None = setting(None, "also keep each checkpoint whose step is a multiple of this", ge=1)
@@ -130,6 +133,10 @@ class CheckpointSection(Section):
         "so many of the newest keep the optimizer's moments; older ones keep the weights, for export and "
         "learner.start_from; null keeps them in all",
         ge=1,
+    )
+    upload: str | None = setting(
+        None,
+        "also copy each checkpoint there in the background, by fsspec: s3://bucket/path, gs://…, file:///path",
     )
 
 

@@ -172,6 +172,8 @@ class LearnerMetrics(Metrics):
         what = "time of the newest durable checkpoint, seconds since the epoch; 0 before the first"
         self.checkpoint_time = self.gauge("learner_checkpoint_timestamp_seconds", what)
         self.checkpoint_seconds = self.gauge("learner_checkpoint_seconds", "time that writing it took")
+        what = "checkpoints copied to learner.checkpoint.upload, and attempts that failed"
+        self.uploads = self.counter("learner_checkpoint_uploads_total", what, "result")
         self.evaluation = self.gauge("learner_evaluation_reward", "mean reward of the newest evaluation", "set")
         self.reward = self.gauge("learner_reward", "mean reward of the last step")
         self.component = self.gauge(

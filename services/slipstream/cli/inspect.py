@@ -37,11 +37,12 @@ def summary(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the newest complete checkpoint's weights, with the model's config and tokenizer, into a new folder.
+    """Write the weights of the newest complete checkpoint, or of a step's, into a new folder, with the model's config
+    and tokenizer.
 
     Adapters are merged into their base, or with `--adapter` written as peft loads them.
     """
-    from slipstream.checkpoint.finding import newest_complete
+    from slipstream.learner.export import choose, write_weights
     from slipstream.learner.lora_checkpoint import read_adapter
     from slipstream.models.resolve import resolve
 
@@ -49,12 +50,10 @@ def export(options: argparse.Namespace) -> int:
     target = Path(options.target)
     if target.exists():
         raise UserError(f"{target} exists", "name a folder that does not")
-    found = newest_complete(folder.checkpoints)
-    if found.path is None:
-        raise UserError(f"{folder.path} has no complete checkpoint", "let it train to its first one")
-    adapter = read_adapter(found.path)
+    step, checkpoint = choose(folder.checkpoints, options.step)
+    adapter = read_adapter(checkpoint)
     if options.adapter and adapter is None:
-        raise UserError(f"--adapter: {found.path} holds whole weights", "leave it out")
+        raise UserError(f"--adapter: {checkpoint} holds whole weights", "leave it out")
     config, _ = load_config(folder.config)
     model = resolve(config.model.source)
     target.mkdir(parents=True)
@@ -62,13 +61,13 @@ def export(options: argparse.Namespace) -> int:
         if adapter is None or not options.adapter:
             _copy_rest(model, target)
         if adapter is None:
-            shutil.copyfile(found.path / "model.safetensors", target / "model.safetensors")
+            write_weights(checkpoint, target)
         else:
-            _export_adapters(found.path, adapter, model, config.model.dtype, target, options.adapter)
+            _export_adapters(checkpoint, adapter, model, config.model.dtype, target, options.adapter)
     except BaseException:
         shutil.rmtree(target)
         raise
-    print(f"step {found.step} of {folder.name} in {target}")  # noqa: T201
+    print(f"step {step} of {folder.name} in {target}")  # noqa: T201
     return EXIT_OK
 
 

@@ -130,10 +130,11 @@ def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
     _run_argument(audit)
     audit.set_defaults(command=inspect.audit)
 
-    more = "Writes config, tokenizer and the weights of the newest complete checkpoint, as transformers loads them."
+    more = "Writes config, tokenizer and the weights of a complete checkpoint, as transformers loads them."
     export = _command(commands, "export", "write a run's weights as a Hugging Face folder", more)
     _run_argument(export)
     export.add_argument("target", metavar="FOLDER", help="folder to make")
+    export.add_argument("--step", type=int, metavar="N", help="checkpoint of this step; the newest by default")
     export.add_argument("--adapter", action="store_true", help="LoRA: the adapters alone, in a folder for peft")
     export.set_defaults(command=inspect.export)
 

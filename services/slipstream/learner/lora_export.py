@@ -68,11 +68,8 @@ def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: P
 
 def adapter_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The adapters of a checkpoint by name, whole, whichever ranks wrote them."""
-    saved, found = Saved(checkpoint, "model"), {}
-    for name, shape in saved.shapes.items():
-        found[name] = torch.empty(shape, dtype=torch.float32)
-        saved.fill(name, found[name])
-    return found
+    saved = Saved(checkpoint, "model")
+    return {name: saved.whole(name) for name in saved.shapes}
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

@@ -23,6 +23,7 @@ from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
 from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name, without_dropout
 from slipstream.learner.lora_targets import check_names, check_targets
+from slipstream.learner.sharding import reshard
 from slipstream.models.tensors import content_digest, read_tensors
 
 _LOG = logging.getLogger("slipstream.learner")
@@ -93,10 +94,12 @@ class Policy:
 
         Every tensor of the model by Hugging Face name, tied ones once; where there are adapters, only these.
         """
+        reshard(self.scorer)
         return self.base_tensors() if self.adapters is None else adapter_tensors(self.module)
 
     def base_tensors(self) -> dict[str, Tensor]:
         """Every tensor of the model without its adapters, by Hugging Face name, tied ones once."""
+        reshard(self.scorer)
         adapters = adapter_tensors(self.module)
         named = {**dict(self.module.named_parameters()), **self._buffers()}
         plain = {plain_name(name): value.detach() for name, value in named.items()}

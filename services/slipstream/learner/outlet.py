@@ -12,7 +12,7 @@ from slipstream.learner.canary import canaries
 from slipstream.learner.gathering import ShardedTensors, compare
 from slipstream.learner.model import Policy
 from slipstream.learner.ranks import Ranks
-from slipstream.learner.sharding import reshard, whole_on_host
+from slipstream.learner.sharding import whole_on_host
 from slipstream.weights.base import Bytes, Committable, Publisher
 from slipstream.weights.manifest import Canary, Layout
 from slipstream.weights.torch_io import Gathered, gather
@@ -33,7 +33,7 @@ class Outlet:
         Of a sharded model rank 0 gets whole tensors in host memory, one gathered after the other; others get none.
         """
         self._ranks.call(TENSORS)
-        own = self._own()
+        own = self._policy.tensors()
         return own if self._ranks.mesh is None else dict(whole_on_host(own, self._ranks.leads))
 
     def sources(self, dtype: torch.dtype | None) -> Gathered:
@@ -42,8 +42,8 @@ class Outlet:
         Of a sharded model nothing is gathered before the publisher has the tensors write themselves (`stage`).
         """
         if self._ranks.mesh is None:
-            return gather(self._own(), dtype)
-        return Gathered(ShardedTensors(self._own(), dtype, self._ranks), {})
+            return gather(self._policy.tensors(), dtype)
+        return Gathered(ShardedTensors(self._policy.tensors(), dtype, self._ranks), {})
 
     def stage(self, publisher: Publisher, version: int, dtype: torch.dtype | None) -> Committable:
         """Copy the weights into a publisher's memory, once; raises what it raises."""
@@ -57,7 +57,7 @@ class Outlet:
             WeightsError: A tensor differs.
         """
         self._ranks.call(COMPARE)
-        compare(self._own(), layout, data)
+        compare(self._policy.tensors(), layout, data)
 
     def canaries(self) -> list[Canary]:
         """What the policy says to the fixed prompts."""
@@ -70,14 +70,10 @@ class Outlet:
             self.tensors()
         elif work == STAGE:
             name = self._ranks.share(None)[0].decode()
-            ShardedTensors(self._own(), getattr(torch, name) if name else None, self._ranks).contribute()
+            ShardedTensors(
+                self._policy.tensors(), getattr(torch, name) if name else None, self._ranks
+            ).contribute()
         elif work == COMPARE:
-            compare(self._own(), Layout([], {}, 0), None)
+            compare(self._policy.tensors(), Layout([], {}, 0), None)
         elif work == CANARY:
             canaries(self._policy)
-
-    def _own(self) -> dict[str, Tensor]:
-        """This rank's part of each tensor, also after a forward pass that no backward pass followed."""
-        if self._ranks.mesh is not None:
-            reshard(self._policy.scorer)
-        return self._policy.tensors()

@@ -134,7 +134,8 @@ def write_checkpoint(
     """Write a checkpoint and prune the older ones; returns once it is durable. `confirm` is asked last."""
     keep = parts.config.learner.checkpoint
     write(parts.folder.checkpoints, step, writers, confirm=confirm)
-    prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0)
+    uploading = parts.uploader.busy if parts.uploader else None
+    prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0, uploading)
     if keep.keep_optimizer_last is not None:
         thin(parts.folder.checkpoints, keep.keep_optimizer_last, OPTIMIZER_FILES)
 

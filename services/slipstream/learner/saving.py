@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
+from slipstream.checkpoint.files import folder
 from slipstream.errors import FencedError
 from slipstream.learner.restore import Line, Writers, checkpoint_writers, write_checkpoint
 from slipstream.learner.setup import Parts
@@ -72,6 +73,10 @@ class Saver:
             await asyncio.to_thread(write_checkpoint, self._parts, save.line.step, save.writers, confirm)
             await self._parts.ledger.durable(save.line.step, self._parts.learner)
             seconds = time.monotonic() - started
+            if self._parts.uploader is not None:
+                self._parts.uploader.offer(
+                    save.line.step, folder(self._parts.folder.checkpoints, save.line.step)
+                )
             self._parts.metrics.checkpoint(save.line.step, seconds)
             log.info("checkpoint at step %d saved in %.1f s, beside the training", save.line.step, seconds)
             del save  # its copies are as large as the model and its optimizer

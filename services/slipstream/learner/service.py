@@ -154,6 +154,8 @@ class Learner:
         if await self._life.unless_stopped(self._evaluations.finished()) is None:
             return  # a resume asks for the rest
         await self._parts.publishing.settled()
+        if self._parts.uploader is not None:
+            await self._parts.uploader.settled(self._parts.config.learner.checkpoint.stop_seconds)
         await self._parts.ledger.finish("drained" if drained else "trained")
 
     async def _save(self) -> None:

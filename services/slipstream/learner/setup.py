@@ -15,6 +15,7 @@ from slipstream.learner.ranks import leave, open_ranks
 from slipstream.learner.reference_source import reference_digest
 from slipstream.learner.start import look_for_start
 from slipstream.learner.trainer import Trainer
+from slipstream.learner.uploading import Uploader
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import RunTerms
 from slipstream.lifecycle.life import Life
@@ -49,6 +50,7 @@ class Parts:
     tokenizer: Tokenizer
     sinks: Sinks
     identity: Mapping[str, Any]
+    uploader: Uploader | None
 
 
 async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, stack: AsyncExitStack) -> Parts:
@@ -75,6 +77,9 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     metrics.gpus.set(trainer.ranks.size if trainer.policy.device.type == "cuda" else 0)
     life.watch("publish", publishing.run())
     sender = await site.sender(to="buffer")
+    uploader = _uploader(config, folder, metrics)
+    if uploader is not None:
+        life.watch("uploads", uploader.run())
     return Parts(
         config,
         folder,
@@ -90,7 +95,13 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         tokenizer,
         open_sinks(config.telemetry, folder.path, folder.name, stack),
         identity,
+        uploader,
     )
+
+
+def _uploader(config: Config, folder: RunFolder, metrics: LearnerMetrics) -> Uploader | None:
+    url = config.learner.checkpoint.upload
+    return None if url is None else Uploader(url, folder.name, folder.checkpoints, metrics)
 
 
 def _sizes(metrics: LearnerMetrics) -> Callable[[Manifest], None]:

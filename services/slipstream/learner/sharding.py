@@ -68,7 +68,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def reshard(root: nn.Module) -> None:
-    """Back to this rank's shards alone, also after a forward pass that no backward pass followed."""
+    """Back to this rank's shards alone, also after a forward pass that no backward pass followed: until then a module
+    names whole parameters, whose memory is gone at the next turn. Nothing happens where nothing is sharded."""
+    if not hasattr(root, "reshard"):
+        return
     from torch.distributed.fsdp import FSDPModule
 
     for part in root.modules():

@@ -158,6 +158,22 @@ class Saved:
                     rows = self._opened[piece.file].get_slice(name)[low - piece.first : high - piece.first]
                     target[low - first : high - first].copy_(rows)
 
+    def whole(self, name: str) -> Tensor:
+        """A whole tensor, in the dtype in which it was saved."""
+        piece = self._pieces[name][0]
+        if not self.shapes[name]:
+            scalar: Tensor = self._opened[piece.file].get_tensor(name)
+            return scalar
+        value = torch.empty(self.shapes[name], dtype=self._opened[piece.file].get_slice(name)[:0].dtype)
+        self.fill(name, value)
+        return value
+
+    def nbytes(self, name: str) -> int:
+        """Bytes of a whole tensor."""
+        file = self._opened[self._pieces[name][0].file]
+        kind = file.get_slice(name)[:0].dtype if self.shapes[name] else file.get_tensor(name).dtype
+        return math.prod(self.shapes[name]) * int(kind.itemsize)
+
     def of_rank(self, rank: int) -> dict[str, Tensor]:
         """What is a rank's own, by the rest of its name; ranks beyond those that wrote begin with the first again."""
         file = list(self._opened.values())[rank % len(self._opened)]

@@ -1,0 +1,78 @@
+"""A checkpoint as an ordinary Hugging Face folder, whichever number of ranks wrote it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from slipstream.checkpoint.files import folder as folder_of
+from slipstream.checkpoint.finding import newest_complete, sealed, verify
+from slipstream.errors import UserError
+from slipstream.learner.shards import Saved
+
+MODEL = "model.safetensors"
+FILE_BYTES = 4 << 30  # of one file, and so of what is held in memory at once
+
+
+def choose(checkpoints: Path, step: int | None) -> tuple[int, Path]:
+    """The checkpoint of a step, or the newest one, each of its bytes verified.
+
+    Raises:
+        UserError: There is none; names those that there are.
+    """
+    if step is None:
+        found = newest_complete(checkpoints)
+        if found.path is None or found.step is None:
+            raise UserError(f"{checkpoints.parent} has no complete checkpoint", "let it train to its first one")
+        return found.step, found.path
+    path, there = folder_of(checkpoints, step), [number for number, _ in sealed(checkpoints)]
+    if step not in there:
+        kept = ", ".join(str(number) for number in sorted(there)) or "none"
+        raise UserError(f"--step {step}: {checkpoints.parent} has no such checkpoint", f"there are: {kept}")
+    if problems := verify(path):
+        raise UserError(f"--step {step}: {path}: {problems[0]}", "take another one")
+    return step, path
+
+
+def write_weights(checkpoint: Path, target: Path, file_bytes: int = FILE_BYTES) -> None:
+    """Write a checkpoint's whole weights into a folder: one file, or several with an index.
+
+    Args:
+        checkpoint: A complete one.
+        target: An existing folder.
+        file_bytes: Largest size of a file that several ranks' parts are put together in.
+
+    Raises:
+        UserError: The checkpoint cannot be read.
+    """
+    if (checkpoint / MODEL).is_file():
+        shutil.copyfile(checkpoint / MODEL, target / MODEL)
+        return
+    saved = Saved(checkpoint, "model")
+    files = _split(saved, file_bytes)
+    index: dict[str, str] = {}
+    for number, names in enumerate(files, 1):
+        name = MODEL if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        save_file({each: saved.whole(each) for each in names}, target / name, {"format": "pt"})
+        index |= dict.fromkeys(names, name)
+    if len(files) > 1:
+        total = sum(saved.nbytes(name) for name in index)
+        content = {"metadata": {"total_size": total}, "weight_map": index}
+        (target / f"{MODEL}.index.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _split(saved: Saved, limit: int) -> list[list[str]]:
+    files: list[list[str]] = []
+    room = -math.inf
+    for name in saved.shapes:
+        size = saved.nbytes(name)
+        if size > room:
+            files.append([])
+            room = limit
+        files[-1].append(name)
+        room -= size
+    return files
