@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from slipstream.config.base import Section, setting, sub
+from slipstream.config.checkpoint import CheckpointSection
 from slipstream.config.governor import GovernorSection
 from slipstream.config.lora import LoraSection
 from slipstream.config.precision import PrecisionSection
@@ -113,30 +114,6 @@ class BufferSection(Section):
     refill_groups: int = setting(512, "groups without signal that may be dropped for one step", ge=1)
     refill_spent: Literal["raise", "proceed"] = setting(
         "raise", "when so many were: raise stops the run, proceed trains on what is there"
-    )
-
-
-class CheckpointSection(Section):
-    """What a restart continues from."""
-
-    every: int = setting(10, "save every k steps; the end of the run is always saved", ge=1)
-    stop_seconds: float = setting(
-        60.0,
-        "longest time for the checkpoint that a stop (Ctrl-C, SIGTERM) saves, and for the last upload when a run "
-        "ends, seconds",
-        ge=0.0,
-    )
-    keep_last: int = setting(2, "newest checkpoints to keep", ge=1)
-    keep_every: int | None = setting(None, "also keep each checkpoint whose step is a multiple of this", ge=1)
-    keep_optimizer_last: int | None = setting(
-        None,
-        "so many of the newest keep the optimizer's moments; older ones keep the weights, for export and "
-        "learner.start_from; null keeps them in all",
-        ge=1,
-    )
-    upload: str | None = setting(
-        None,
-        "also copy each checkpoint there in the background, by fsspec: s3://bucket/path, gs://…, file:///path",
     )
 
 

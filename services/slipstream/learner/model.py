@@ -62,6 +62,7 @@ class Policy:
         self.module = _load(folder, settings).to(self.device)
         _switch_off_dropout_modules(self.module)
         self.adapters = add_adapters(self.module, lora)
+        self.scorer = Scorer(self)
         if self.adapters is not None:
             check_names(folder, self.base_tensors())
         self.module.train()
@@ -71,7 +72,6 @@ class Policy:
         self.pair_cost = _pair_cost(self.module)
         _check_head(self)
         self.shares = settings.attention in ("sdpa", "eager") and _takes_mask(self)
-        self.scorer = Scorer(self)
 
     @property
     def head_weight(self) -> nn.Parameter:
