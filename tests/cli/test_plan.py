@@ -165,6 +165,14 @@ def test_ranks_share_and_adapters_shrink_what_is_trained():
     assert held["gradients"] == 8 * SMOLLM2.per_rank * 4 < held["weights"] / 20
 
 
+def test_a_reference_is_a_second_model_unless_the_adapters_base_is_one():
+    kl = {"objective": {"kl_beta": 0.1}}
+    for lora, offload, held in ((None, False, 134_515_008 * 4), (None, True, 0), (8, False, 0)):
+        reference = {"source": "start", "offload": offload}
+        config = build(TREE | kl | {"learner": {"reference": reference, "lora": {"rank": lora}}})[0]
+        assert learner_memory(config, SMOLLM2).get("reference", 0) == held
+
+
 def test_memory_of_a_replica_is_two_versions_and_a_full_cache():
     config = build(TREE | {"sampling": {"max_new_tokens": 100}, "rollout": {"engine": {"max_sequences": 16}}})[
         0

@@ -242,6 +242,11 @@ def test_other_tokens_are_refused_before_a_model_is_loaded(folders, make_llama, 
             find_reference(_config(folders[0], str(folder)), folders[0])
 
 
+def test_a_reference_that_is_not_there_is_named_with_its_setting(folders, tmp_path):
+    with pytest.raises(UserError, match=r"learner\.reference\.source: model '.*nowhere': no such folder"):
+        find_reference(_config(folders[0], str(tmp_path / "nowhere")), folders[0])
+
+
 def test_a_resume_with_another_reference_is_refused_by_name(folders, tmp_path):
     """Its content decides, not where it lies or how it is split into files."""
     policy, other = folders

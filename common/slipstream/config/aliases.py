@@ -19,7 +19,7 @@ _NAMES = {
     "learner.micro_batch_tokens": "micro_batch_size per_device_train_batch_size max_tokens_per_gpu",
     "learner.checkpoint.every": "save_steps save_interval",
     "batch.group_size": "g num_generations n n_samples n_samples_per_prompt samples_per_prompt rollout_n",
-    "batch.groups": "b batch_size train_batch_size prompts_per_step",
+    "batch.groups": "b batch_size train_batch_size prompts_per_step gradient_accumulation_steps",
     "sampling.temperature": "rollout_temperature",
     "sampling.max_new_tokens": "max_tokens max_completion_length max_response_length response_length",
     "objective.kl_beta": "beta kl_coef kl_coeff kl_loss_coef",

@@ -62,14 +62,23 @@ def learner_memory(config: Config, model: Sizes) -> dict[str, int]:
     compute = BYTES[learner.precision.param or learner.precision.master or config.model.dtype]
     tokens = learner.micro_batch_tokens
     logits = min(tokens * model.vocabulary * 4, LOGITS_BYTES)
+    reference = model.parameters * each // ranks if _second_model(config) else 0
     return {
         "weights": model.parameters * each // ranks,
         "gradients": trained * each // ranks,
         "moments": 2 * trained * each // ranks,
+        **({"reference": reference} if reference else {}),
         "activations": tokens * activations(model, learner.activations) * compute + logits,
         "published": VERSIONS * trained * BYTES[learner.precision.transfer or config.model.dtype],
         "checkpoint": 3 * trained * each // ranks,
     }
+
+
+def _second_model(config: Config) -> bool:
+    """Whether a reference stays beside the policy: not where the policy without its adapters is the reference."""
+    reference, lora = config.learner.reference, config.learner.lora.rank is not None
+    inside = lora and reference.source == "start" and config.learner.start_from is None
+    return reference.source is not None and not reference.offload and not inside
 
 
 def activations(model: Sizes, kept: str) -> int:

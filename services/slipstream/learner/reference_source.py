@@ -65,7 +65,10 @@ def find_reference(config: Config, model: Path) -> Source | None:
         return None
     if source == START:
         return Source(model, None if start is None else start_checkpoint(start), True)
-    folder = resolve(source)
+    try:
+        folder = resolve(source)
+    except UserError as error:
+        raise UserError(f"learner.reference.source: {error.problem}", error.mend) from None
     if _vocabulary(folder) != _vocabulary(model) or _tokens(folder) != _tokens(model):
         raise UserError(
             f"learner.reference.source {source!r}: its vocabulary is not that of model.source "
