@@ -200,7 +200,7 @@ _FIXED = [
 def _is(process: psutil.Process, role: str) -> bool:
     words = process.cmdline()
     if role == "valkey":
-        return "valkey-server" in words[0]
+        return any("valkey-server" in word for word in words[:1])
     if role == "scorer":
         return "slipstream.rewards.worker" in words
     return words[-2:] == ["--name", role]

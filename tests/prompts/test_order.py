@@ -81,20 +81,3 @@ def test_epochs_have_no_repeats_and_orders_of_their_own():
 def test_unshuffled_order_is_the_sets_own():
     order = EpochOrder(3, seed=0, shuffle=False)
     assert [order.at(p) for p in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 50, 1000, 10**30])
-def test_a_permutation_can_be_read_backwards(size):
-    order = Permutation(size, "seed")
-    places = {0, size // 3, size - 1}
-    assert {order.position(order[place]) for place in places} == places
-    with pytest.raises(IndexError):
-        order.position(size)
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_the_same_prompt_comes_again_once_in_the_next_epoch(shuffle):
-    order = EpochOrder(7, seed=3, shuffle=shuffle)
-    for position in range(21):
-        later = order.again(position)
-        assert order.at(later) == (position // 7 + 1, order.at(position)[1])

@@ -34,7 +34,6 @@ class FakeLedger:
         self.handed: list[tuple] = []
         self.replicas: list = []
         self.named: list[bool] = []
-        self.lengths: list[tuple[int, int]] = []
         self.fenced = False
         self.asked: list[tuple[int, int]] = []
 
@@ -47,9 +46,8 @@ class FakeLedger:
     async def members(self, role):
         return self.replicas
 
-    async def admit(self, owner, count, version, named, lengths):
+    async def admit(self, owner, count, version, named):
         self.named.append(named)
-        self.lengths += lengths
         self.asked.append((count, version))
         await asyncio.sleep(0)
         if not self.grants:
@@ -78,7 +76,6 @@ class FakeRoller:
         self.orders, self.cancelled = [], []
         self.ends: dict[int, Reply | Exception] = {}
         self.deaf = False
-        self.lengths: list[int] = []
         self.begun = asyncio.Event()
         self.free_slots = 8
         self.rows = 0
@@ -117,7 +114,6 @@ class FakeRoller:
                 raise
         if isinstance(end, Exception):
             raise end
-        order.header.samples = [SimpleNamespace(tokens=tokens) for tokens in self.lengths]
         return end
 
 
@@ -222,17 +218,6 @@ async def test_a_failed_group_goes_back_with_its_reason(bench, end, reason):
     await bench.life.run(bench.rollout.run())
     assert [failure[:3] for failure in bench.parts.ledger.failed] == [(5, 0, reason)]
     assert ends(bench) == {reason: 1.0}  # labels are a few words, never a message
-
-
-async def test_the_length_of_a_prompt_is_told_with_the_next_admission(bench):
-    staleness = bench.parts.config.staleness.model_copy(update={"length_window": 4})
-    bench.parts.config = bench.parts.config.model_copy(update={"staleness": staleness})
-    rollout = Rollout(bench.parts, bench.life)
-    bench.parts.roller.ends[5] = Reply(OK)
-    bench.parts.roller.lengths = [3, 8]
-    bench.parts.ledger.grants = [[ticket(5)], []]
-    await bench.life.run(rollout.run())
-    assert bench.parts.ledger.lengths == [(6, 8)]  # the set has one prompt, so it comes again at once
 
 
 async def test_a_stored_group_is_counted(bench):

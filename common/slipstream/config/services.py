@@ -19,12 +19,6 @@ class StalenessSection(Section):
     policy: Policy = setting("token", "what happens around the bound: pace, drop, wait or token")
     max_staleness: int = setting(4, "the bound (eta) on a token's age, in versions", ge=0)
     oversampling: float = setting(1.0, "factor on the groups admitted at once", ge=1.0)
-    length_window: int = setting(
-        0,
-        "among the next k prompts those first that ran longest in the epoch before; 0 keeps the order",
-        ge=0,
-        le=4096,
-    )
 
 
 class EngineSection(Section):

@@ -29,7 +29,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     bitmaps: dict[str, bytes]
     lost: list[str]
     discarded: int
-    ahead: list[int] = []
 
 
 class _CountsReply(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +55,6 @@ class _SnapshotReply(msgspec.Struct, frozen=True, array_like=True):
     labels: list[str]
     lost: list[str]
     discarded: int
-    ahead: list[int]
 
 
 class BookCalls(LedgerCalls):
@@ -119,7 +117,6 @@ class BookCalls(LedgerCalls):
             bitmaps=dict(zip(reply.labels, packed, strict=True)),
             lost=reply.lost,
             discarded=reply.discarded,
-            ahead=reply.ahead,
         )
         return msgspec.msgpack.encode(snapshot)
 
@@ -149,7 +146,6 @@ class BookCalls(LedgerCalls):
             list(book.bitmaps),
             book.lost,
             book.discarded,
-            book.ahead,
             blobs=blobs,
         )
         return reply.read()

@@ -17,9 +17,6 @@
 --   retry       zset  issued tickets that wait for another attempt, by the time they may start
 --   flight      zset  rolling and scored tickets, by the version they were admitted at
 --   deadlines   zset  rolling and scored tickets, by deadline
---   ahead       set   tickets issued before a lower one; all below `cursor` - size of this set are issued
---   lengths:P   str   one byte a prompt, for epochs of parity P: how long it ran in the epoch before, by the
---                     place it has in this one
 --   partials    hash  unfinished groups by ticket, handed over by replicas that could not finish them
 --   step:S      set   tickets taken or trained in step S;  steps: zset of such S
 --   closed      list  dropped and failed tickets that are not folded yet, oldest first
@@ -44,7 +41,6 @@ local EXPIRE_BATCH = 1000     -- bounds the time of one call
 local BACKOFF_MS = 1000
 local RESERVED_MS = 5000      -- time that a replica has to take what was handed over to it by name
 local RESERVED_SCAN = 256     -- such tickets looked past in one call
-local MOST_REMEMBERED = 16777216   -- prompts of the largest set whose lengths are remembered: two bytes a prompt
 
 local FIXED = {'run_id', 'dataset_fingerprint', 'prompts', 'seed'}
 local NUMERIC = {
@@ -53,7 +49,7 @@ local NUMERIC = {
   cap = true, max_attempts = true, end_ticket = true, ticket_deadline_ms = true, attempt_base = true,
   changes = true, folds = true, grant = true, eval_grant = true, ttl_ms = true, items = true,
   min_version = true, pinned = true, has_committed = true, uses = true, bytes = true, reuse = true,
-  max_bytes = true, groups_per_step = true, largest = true, partial = true, window = true,
+  max_bytes = true, groups_per_step = true, largest = true, partial = true,
 }
 
 -- Of the call being served; the server serves one call at a time.
@@ -202,12 +198,7 @@ local function create(number, run)
   return record
 end
 
--- The lowest ticket that is not issued.
-local function lowest(run) return run.next - redis.call('SCARD', key('ahead')) end
-
-local function was_issued(number)
-  return number < lowest(opened()) or redis.call('SISMEMBER', key('ahead'), number) == 1
-end
+local function was_issued(number) return number < opened().next end
 
 -- The record of a ticket, if this attempt still holds it.
 local function held(number, attempt)
@@ -587,63 +578,11 @@ local function waiting_for(id, wanted, named)
   return found
 end
 
--- Note how long prompts ran, for the places that they have in the next epoch; only that and this one are kept.
-local function remember(run, lengths)
-  if run.window <= 1 or run.prompts > MOST_REMEMBERED then return end
-  local epoch = math.floor(lowest(run) / run.prompts)
-  for i = 1, #lengths, 2 do
-    local of = math.floor(lengths[i] / run.prompts)
-    if of == epoch or of == epoch + 1 then
-      redis.call('SETRANGE', key('lengths:' .. of % 2), lengths[i] % run.prompts, string.char(lengths[i + 1]))
-    end
-  end
-end
-
--- Unissued tickets of the window, those whose prompt ran longest first. The window lies in one epoch.
-local function candidates(run, low)
-  local epoch = math.floor(low / run.prompts)
-  local first, top = epoch * run.prompts, math.min(low + math.max(1, run.window), (epoch + 1) * run.prompts)
-  if run.end_ticket >= 0 then top = math.min(top, run.end_ticket) end
-  if top <= low then return {} end
-  local lengths = redis.call('GETRANGE', key('lengths:' .. epoch % 2), low - first, top - first - 1)
-  local ahead, found = {}, {}
-  for _, number in ipairs(numbers('SMEMBERS', key('ahead'))) do ahead[number] = true end
-  for number = low, top - 1 do
-    if not ahead[number] then found[#found + 1] = {number, string.byte(lengths, number - low + 1) or 0} end
-  end
-  table.sort(found, function(a, b) return a[2] > b[2] or a[2] == b[2] and a[1] < b[1] end)
-  return found
-end
-
--- What ran in the last epoch but one says nothing of the next.
-local function pass(run, low)
-  if run.window > 1 and low % run.prompts == 0 then
-    redis.call('DEL', key('lengths:' .. (math.floor(low / run.prompts) + 1) % 2))
-  end
-end
-
--- Issue up to `room` tickets. Each is issued once, whatever the order: `ahead` holds what was taken before its
--- turn, and the window begins at the lowest one that was not, so none waits for ever.
+-- Issue up to `room` tickets, in their order.
 local function issue(run, room)
   local issued = {}
-  local low = lowest(run)
-  if run.window <= 1 and run.next == low then
-    if run.end_ticket >= 0 then room = math.min(room, run.end_ticket - low) end
-    for number = low, low + room - 1 do issued[#issued + 1] = number end
-  else
-    while #issued < room do
-      local found = candidates(run, low)
-      if #found == 0 then break end
-      for i = 1, math.min(room - #issued, #found) do
-        issued[#issued + 1] = found[i][1]
-        redis.call('SADD', key('ahead'), found[i][1])
-      end
-      while redis.call('SREM', key('ahead'), low) == 1 do
-        low = low + 1
-        pass(run, low)
-      end
-    end
-  end
+  if run.end_ticket >= 0 then room = math.min(room, run.end_ticket - run.next) end
+  for number = run.next, run.next + room - 1 do issued[#issued + 1] = number end
   if #issued > 0 then redis.call('HINCRBY', key('run'), 'next', #issued) end
   return issued
 end
@@ -657,14 +596,13 @@ local function lag_of(run, served)
 end
 
 -- `sending` numbers what the client sends; `acknowledged` is the newest sending whose grant it has received.
--- `named`: only what was handed over to this member by name. `lengths`: tickets and how long their prompts ran.
-define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged, named, lengths, sending)
+-- `named`: only what was handed over to this member by name.
+define('admit', GROWS, function(id, incarnation, wanted, served, acknowledged, named, sending)
   local run = opened()
-  run.window, run.oversampling, run.prompts = run.window or 0, tonumber(run.oversampling), tonumber(run.prompts)
+  run.oversampling = tonumber(run.oversampling)
   expire()
   local member = live_member(id, incarnation)
   serve(id, member, served)
-  remember(run, lengths)
   local given = {}
   if sending <= member.grant then return {member.grant, given} end   -- given up by the client, nobody listens
   if acknowledged ~= member.grant then regrant(id, given) end
@@ -1193,7 +1131,7 @@ end)
 define('end_of_data', READS, function()
   local run = opened()
   local waiting = redis.call('ZCARD', key('retry')) + redis.call('ZCARD', key('flight'))
-  return run.end_ticket >= 0 and lowest(run) >= run.end_ticket and waiting == 0
+  return run.end_ticket >= 0 and run.next >= run.end_ticket and waiting == 0
 end)
 
 local function book(run)
@@ -1235,7 +1173,7 @@ define('snapshot', READS, function()
   local discarded = tonumber(redis.call('HGET', key('counts'), 'tokens_discarded') or 0)
   return {
     redis.call('HGETALL', key('run')), records, redis.call('HGETALL', key('folded')), labels,
-    redis.call('LRANGE', key('lost'), 0, -1), discarded, sorted_members('ahead'),
+    redis.call('LRANGE', key('lost'), 0, -1), discarded,
   }, bitmaps
 end)
 
@@ -1247,8 +1185,7 @@ local function wipe()
     redis.call('DEL', key('owned:' .. id), key('granted:' .. id))
   end
   for _, name in ipairs({'run', 'counts', 'folded', 'folds', 'records', 'retry', 'flight', 'deadlines', 'steps',
-    'closed', 'lost', 'manifest', 'partials', 'ahead', 'lengths:0', 'lengths:1',
-    'made'}) do redis.call('DEL', key(name)) end
+    'closed', 'lost', 'manifest', 'partials', 'made'}) do redis.call('DEL', key(name)) end
 end
 
 -- What was on its way when the snapshot was made is issued again; what was stored is still in its buffer.
@@ -1272,7 +1209,7 @@ local function restore_record(record, run)
   add('uses', record.uses)
 end
 
-define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ahead, ...)
+define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ...)
   local run = hash('run')
   if run and run.restored == digest then return run_reply() end   -- repeated
   local version = tonumber(fields.version)
@@ -1299,6 +1236,5 @@ define('restore', GROWS, function(digest, fields, records, folded, labels, lost,
   add('tokens_in', discarded)
   add('tokens_discarded', discarded)
   for _, range in ipairs(lost) do redis.call('RPUSH', key('lost'), range) end
-  for _, number in ipairs(ahead) do redis.call('SADD', key('ahead'), number) end
   return run_reply()
 end)

@@ -42,8 +42,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     `end_ticket` is the number of tickets of a finite run (None: no end); `ticket_deadline_s` is the time one
     attempt has until its group is scored, and again until it is stored. A group is trained on in `reuse` steps.
-    `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less. Tickets are
-    issued in order, or among the next `window` those first whose prompt ran longest in the epoch before.
+    `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less.
     """
 
     run_id: str
@@ -60,7 +59,6 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     reuse: int = 1
     max_groups: int = 0
     max_bytes: int = 0
-    window: int = 0
 
     def __post_init__(self) -> None:
         for name, value, least in [
@@ -74,7 +72,6 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             ("reuse", self.reuse, 1),
             ("max_groups", self.max_groups or self.groups_per_step, self.groups_per_step),
             ("max_bytes", self.max_bytes, 0),
-            ("window", self.window, 0),
         ]:
             if value < least:
                 raise UserError(f"{name} is {value}", f"it must be at least {least}")

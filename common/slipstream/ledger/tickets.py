@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +50,6 @@ class TicketCalls(LedgerCalls):
         served_version: int,
         *,
         named: bool = False,
-        lengths: Sequence[tuple[int, int]] = (),
     ) -> list[Ticket]:
         """Up to `count` tickets to roll out, those to be tried again first.
 
@@ -64,17 +62,14 @@ class TicketCalls(LedgerCalls):
             count: Most tickets wanted.
             served_version: What it would sample with.
             named: Whether it wants only what was handed over to it by name.
-            lengths: (ticket, longest completion in tokens) of prompts that ran, by the ticket that the same prompt
-                has in the next epoch. Advice for the order; what gets lost of it is no harm.
 
         Raises:
             RunNotOpen, MemberExpired, LedgerFull: As they say.
         """
         async with self._one_claim[owner]:
             incarnation, seen = self._incarnations.get(owner, ""), self._grants.get(owner, 0)
-            codes = [value for ticket, tokens in lengths for value in (ticket, length_code(tokens))]
             grant, partials = await self._book.call_numbered(
-                _Grant, "admit", owner, incarnation, count, served_version, seen, named, codes
+                _Grant, "admit", owner, incarnation, count, served_version, seen, named
             )
             self._grants[owner] = grant.number
         return grant.read(partials)
@@ -179,8 +174,3 @@ class TicketCalls(LedgerCalls):
     async def flying(self) -> list[tuple[int, int]]:
         """(version, groups) of those on their way and not stored yet, by the version they were admitted at."""
         return await self._book.call(list[tuple[int, int]], "flying")
-
-
-def length_code(tokens: int) -> int:
-    """A length as a byte, to 9 %: 1 for none, 255 at most; 0 is left for what is not known."""
-    return min(255, 1 + round(8 * math.log2(1 + tokens)))

@@ -34,22 +34,6 @@ class Permutation:
             value = self._mix(value)
         return value
 
-    def position(self, item: int) -> int:
-        """Where an item lies: the inverse of `self[position]`."""
-        if not 0 <= item < self.size:
-            raise IndexError(f"item {item} outside of [0, {self.size})")
-        value = self._unmix(item)
-        while value >= self.size:
-            value = self._unmix(value)
-        return value
-
-    def _unmix(self, value: int) -> int:
-        halves = [value >> self._low_bits, value & self._masks[1]]
-        for turn in reversed(range(_ROUNDS)):
-            side = turn % 2
-            halves[side] ^= self._hash(turn, halves[1 - side]) & self._masks[side]
-        return halves[0] << self._low_bits | halves[1]
-
     def _mix(self, value: int) -> int:
         halves = [value >> self._low_bits, value & self._masks[1]]
         for turn in range(_ROUNDS):
@@ -84,12 +68,6 @@ class EpochOrder:
             raise IndexError(f"position {position} is before the start of the run")
         epoch, offset = divmod(position, self.size)
         return epoch, self._of(epoch)[offset] if self._shuffle else offset
-
-    def again(self, position: int) -> int:
-        """The position that the same prompt has in the next epoch."""
-        epoch, index = self.at(position)
-        offset = self._of(epoch + 1).position(index) if self._shuffle else index
-        return (epoch + 1) * self.size + offset
 
     def _of(self, epoch: int) -> Permutation:
         if epoch not in self._epochs:

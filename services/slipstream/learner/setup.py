@@ -134,5 +134,4 @@ def run_terms(parts: Parts) -> RunTerms:
         reuse=config.buffer.reuse,
         max_groups=config.buffer.max_groups or 0,
         max_bytes=(config.buffer.max_mb or 0) << 20,
-        window=config.staleness.length_window,
     )

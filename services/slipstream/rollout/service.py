@@ -23,7 +23,6 @@ from slipstream.lifecycle.life import Life, Service
 from slipstream.prompts.order import EpochOrder
 from slipstream.prompts.sets import Prompt
 from slipstream.rollout.express import Express
-from slipstream.rollout.lengths import Lengths
 from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticket_order
 from slipstream.rollout.setup import Parts, open_parts
 from slipstream.run_folder import RunFolder
@@ -61,7 +60,6 @@ class Rollout:
             len(parts.prompts), parts.config.run.seed, shuffle=parts.prompts.shuffled
         )
         self._express = Express(parts.name, parts.config.rollout)
-        self._lengths = Lengths(self._prompt_order, on=parts.config.staleness.length_window > 1)
         self._groups: set[asyncio.Task[None]] = set()
         self._evaluating: set[asyncio.Task[None]] = set()
         self._canary: asyncio.Task[bool] | None = None
@@ -179,9 +177,8 @@ class Rollout:
         )  # what is handed over may be one row
         if not count:
             return 0
-        lengths, asked = self._lengths.waiting, time.monotonic()
-        tickets = await parts.ledger.admit(parts.name, count, self._version(), named=here, lengths=lengths)
-        self._lengths.told(lengths)
+        asked = time.monotonic()
+        tickets = await parts.ledger.admit(parts.name, count, self._version(), named=here)
         newest = max((ticket.deadline for ticket in tickets), default=0.0)
         prompts = await asyncio.to_thread(self._prompts_of, tickets) if tickets else []
         for ticket, prompt in zip(tickets, prompts, strict=True):
@@ -210,7 +207,6 @@ class Rollout:
         try:
             reply = await self._parts.roller.roll(order)
             end = "stored" if reply.status == OK else await self._fail(ticket, "refused", reply.reason)
-            self._lengths.note(ticket.number, order.header)
         except Unfinished as rest:
             end = await self._hand_over(ticket, rest)
         except TransportTimeout as error:

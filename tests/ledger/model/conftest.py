@@ -18,7 +18,6 @@ from slipstream.errors import FencedError, LedgerError, StalenessError
 from slipstream.ledger.books import Snapshot
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Failure, MemberExpired, RunTerms, Ticket
-from slipstream.ledger.tickets import length_code
 from slipstream.staleness import age
 
 OPEN = ("issued", "rolling", "scored", "buffered", "taken")
@@ -45,7 +44,7 @@ class Record:
 class Model:
     """A run with its members; every method raises what the ledger should refuse with.
 
-    `wide`: over-sampled, out of order within a window, and no group may pass the bound.
+    `wide`: over-sampled, and no group may pass the bound.
     """
 
     TTL: ClassVar = 10
@@ -60,11 +59,10 @@ class Model:
 
     def __init__(self, wide: bool = False) -> None:
         self.now = 1000.0
-        self.wide, self.factor, self.window = wide, 1.5 if wide else 1.0, 3 if wide else 0
+        self.wide, self.factor = wide, 1.5 if wide else 1.0
         self.version = self.step = self.durable = self.attempt_base = 0
         self.lost: list[tuple[int, int]] = []
         self.records: dict[int, Record] = {}
-        self.lengths: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self.members: dict[str, float] = {}
         self.granted: dict[str, list[int]] = {}
 
@@ -111,13 +109,10 @@ class Model:
             raise FencedError
         return record
 
-    def admit(
-        self, owner: str, count: int, served: int, lost: bool, named: bool, lengths: list[tuple[int, int]]
-    ) -> list[Ticket]:
+    def admit(self, owner: str, count: int, served: int, lost: bool, named: bool) -> list[Ticket]:
         self.expire()
         if owner not in self.members:
             raise MemberExpired
-        self.remember(lengths)
         given = []
         if lost:
             given = [n for n in self.granted.get(owner, []) if self.records[n].state == "rolling"]
@@ -139,13 +134,6 @@ class Model:
         self.granted[owner] = given
         found = [(number, self.records[number]) for number in given]
         return [Ticket(n, r.attempt, r.admitted, r.deadline, r.partial[1]) for n, r in found]
-
-    def remember(self, lengths: list[tuple[int, int]]) -> None:
-        now = self.low // self.PROMPTS
-        for ticket, tokens in lengths if self.window else ():
-            epoch, place = divmod(ticket, self.PROMPTS)
-            if epoch in (now, now + 1):
-                self.lengths[epoch % 2][place] = length_code(tokens)
 
     @property
     def cap(self) -> int:
@@ -181,21 +169,7 @@ class Model:
         record.deadline = self.now + self.DEADLINE
 
     def issue(self, room: int) -> list[int]:
-        issued: list[int] = []
-        while len(issued) < room:
-            low = next(number for number in itertools.count() if number not in {*self.records, *issued})
-            epoch = low // self.PROMPTS
-            top = min(low + max(1, self.window), (epoch + 1) * self.PROMPTS, self.END)
-            known = self.lengths[epoch % 2]
-            found = [number for number in range(low, top) if number not in {*self.records, *issued}]
-            if not found:
-                break
-            found.sort(key=lambda number: (-known.get(number % self.PROMPTS, 0), number))
-            issued += found[: room - len(issued)]
-            after = next(number for number in itertools.count() if number not in {*self.records, *issued})
-            if after // self.PROMPTS > epoch:
-                self.lengths[(after // self.PROMPTS + 1) % 2].clear()
-        return issued
+        return list(range(self.low, min(self.low + room, self.END)))
 
     def hand_over(self, number: int, attempt: int, tokens: int, to: str, blob: bytes) -> bool:
         asked = (attempt, "/over", True)
@@ -296,7 +270,7 @@ class Model:
 
     def restore(self) -> None:
         self.attempt_base = max(self.attempt_base + 1, int(self.now))
-        self.members, self.granted, self.lengths = {}, {}, ({}, {})
+        self.members, self.granted = {}, {}
         for record in self.records.values():
             if record.state in ("issued", "rolling", "scored"):
                 record.state, record.owner, record.stamps = "issued", "", (0, 0, 0)
@@ -346,7 +320,6 @@ class Twin:
             prompts=self.model.PROMPTS,
             policy="drop" if self.model.wide else "token",
             oversampling=self.model.factor,
-            window=self.model.window,
             seed=0,
             max_staleness=self.model.ETA,
             groups_per_step=self.model.BATCH,

@@ -68,7 +68,7 @@ class Machine(RuleBasedStateMachine):
         """Most calls are only interesting while tickets are in flight."""
         if not any(record.owner == owner for record in self.model.records.values()):
             self.join(owner)
-            self.admit(owner, self.model.BATCH, 0, False, False, [])
+            self.admit(owner, self.model.BATCH, 0, False, False)
 
     @rule(owner=owners)
     def join(self, owner: str) -> None:
@@ -101,7 +101,6 @@ class Machine(RuleBasedStateMachine):
         behind=st.sampled_from([0, 0, 0, 0, 1, 2, -1]),
         reply_lost=st.booleans(),
         named=st.sampled_from([False, False, False, True]),
-        lengths=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 999)), max_size=3),
     )
     def admit(
         self,
@@ -110,15 +109,14 @@ class Machine(RuleBasedStateMachine):
         behind: int,
         reply_lost: bool,
         named: bool,
-        lengths: list[tuple[int, int]],
     ) -> None:
         if owner not in self.model.members and count < 3:
             self.join(owner)
         served, lost = self.model.version - behind, self.lost.get(owner, False)
         seen = self.ledger._grants.get(owner, 0)
         given = self.both(
-            lambda: self.ledger.admit(owner, count, served, named=named, lengths=lengths),
-            lambda: self.model.admit(owner, count, served, lost, named, lengths),
+            lambda: self.ledger.admit(owner, count, served, named=named),
+            lambda: self.model.admit(owner, count, served, lost, named),
         )
         self.twin.again = None
         if isinstance(given, type):
@@ -216,7 +214,7 @@ class Machine(RuleBasedStateMachine):
     def whole_step(self, owner: str) -> None:
         """What a run does all day; without it few examples would reach a second step."""
         self.join(owner)
-        self.admit(owner, self.model.BATCH, 0, False, False, [])
+        self.admit(owner, self.model.BATCH, 0, False, False)
         self.store_all()
         self.take_what_is_stored()
         self.commit(1)
