@@ -62,10 +62,11 @@ GOLDEN_HEADER = {
     "epoch": 2,
     "prompt": "1 + 1 =",
     "columns": {"answer": "2", "nested": [1, {"a": 0.5}], "none": None},
+    "head": 0,
     "job": "",
     "generate_seconds": 0.25,
     "score_seconds": 0.0,
-    "schema": 1,
+    "schema": 2,
 }
 GOLDEN_FRAMES = (
     bytes.fromhex("01000000 02000000"),
@@ -120,7 +121,7 @@ def test_any_msgpack_client_can_write_a_group() -> None:
 def test_the_header_has_the_golden_bytes() -> None:
     """The wire may not change without a new schema number."""
     fetch = Fetch(run="r", learner="l", tickets=[1, 2, 3])
-    expected = b"\x84\xa3run\xa1r\xa7learner\xa1l\xa7tickets\x93\x01\x02\x03\xa6schema\x01"
+    expected = b"\x84\xa3run\xa1r\xa7learner\xa1l\xa7tickets\x93\x01\x02\x03\xa6schema\x02"
     assert encode_header(fetch) == expected
     assert decode_header(expected, Fetch) == fetch
 
@@ -295,8 +296,8 @@ def test_a_missing_field_is_named() -> None:
 @pytest.mark.parametrize("more", [{}, {"new_field": 1}, {"ticket": "t7"}])
 def test_another_schema_is_named_with_both_numbers(more: dict[str, Any]) -> None:
     """Also when its fields have changed, and would be refused first."""
-    with pytest.raises(MessageError, match=f"schema 2 received, this process speaks {SCHEMA}"):
-        decode_group(wire(schema=2, **more))
+    with pytest.raises(MessageError, match=f"schema 3 received, this process speaks {SCHEMA}"):
+        decode_group(wire(schema=3, **more))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5])
@@ -434,3 +435,34 @@ def test_samples_share_no_defaults() -> None:
     first, second = (Sample(tokens=0, finish="stop", versions=[], text="") for _ in range(2))
     first.components["a"] = 1.0
     assert second.components == {}
+
+
+HEAD = {
+    "head_ids": np.array([[10, 4], [11, 5], [2**31 - 1, 0]], dtype=np.int32),
+    "head_logprobs": np.array([[-0.5, -2.0], [-1.0, -1.5], [-0.0, -np.inf]], dtype=np.float32),
+}
+
+
+def test_likeliest_tokens_travel_behind_the_sampled_ones() -> None:
+    frames = encode_group(group(head=2), arrays(**HEAD))
+    assert len(frames) == 4
+    header, read = decode_group(frames)
+    assert (header.head, read.token_ids.tolist()) == (2, arrays().token_ids.tolist())
+    assert read.logprobs.tobytes() == arrays().logprobs.tobytes()
+    for name, values in HEAD.items():
+        np.testing.assert_array_equal(getattr(read, name), values)
+
+
+@pytest.mark.parametrize(
+    ("head", "changes", "message"),
+    [
+        (2, {}, "token_ids: 3 items for 3 tokens with 2 likeliest each"),
+        (1, HEAD, "token_ids: 9 items for 3 tokens with 1 likeliest each"),
+        (0, HEAD, "token_ids: 9 ids for 3 tokens"),
+        (2, HEAD | {"head_logprobs": np.full((3, 2), np.nan, np.float32)}, "head_logprobs: NaN or infinity"),
+        (2, HEAD | {"head_ids": np.full((3, 2), -1, np.int32)}, r"head_ids\[0\]: -1 is no token id"),
+    ],
+)
+def test_likeliest_tokens_that_do_not_fit_are_refused(head: int, changes: Any, message: str) -> None:
+    with pytest.raises(MessageError, match=message):
+        encode_group(group(head=head), arrays(**changes))

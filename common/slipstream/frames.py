@@ -48,6 +48,24 @@ def wire_logprobs(array: npt.NDArray[Any]) -> Logprobs:
         return _contiguous(array, "<f4", "logprobs")
 
 
+def joined(values: npt.NDArray[Any], head: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+    """Values [N] and, where there is one, their head [N, K] as one array."""
+    return values if head is None else np.concatenate([values, head.reshape(-1)])
+
+
+def parted(
+    found: npt.NDArray[Any], tokens: int, count: int, name: str
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """What `joined` put together, as views [N] and [N, count].
+
+    Raises:
+        MessageError: There are not as many.
+    """
+    if len(found) != tokens * (1 + count):
+        raise MessageError(f"{name}: {len(found)} items for {tokens} tokens with {count} likeliest each")
+    return found[:tokens], found[tokens:].reshape(tokens, count)
+
+
 def _check_vector(array: npt.NDArray[Any], name: str) -> None:
     if array.ndim != 1:
         raise MessageError(f"{name}: {array.ndim} dimensions, one expected")

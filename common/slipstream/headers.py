@@ -9,7 +9,7 @@ import msgspec
 from slipstream.errors import MessageError
 from slipstream.frames import MAX_HEADER_BYTES, Frame, check_size
 
-SCHEMA = 1
+SCHEMA = 2
 
 Header = TypeVar("Header", bound=msgspec.Struct)
 

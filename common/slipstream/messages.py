@@ -1,8 +1,9 @@
 """Everything that travels between processes: typed headers as MessagePack, arrays as raw frames.
 
 A group travels as four frames: header, prompt ids, token ids, logprobs. Ids are little-endian int32, logprobs
-little-endian float32, both concatenated over the samples; versions are run-length encoded in the header. No
-pickle and no code: any msgpack client can read the header, and the arrays need no decoding at all.
+little-endian float32, both concatenated over the samples; versions are run-length encoded in the header. Where the
+header's `head` is K, the likeliest K ids of every token follow behind the token ids, row by row, and their logprobs
+behind the logprobs. No pickle and no code: any msgpack client can read the header, and the arrays need no decoding.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from slipstream.frames import (
     TokenIds,
     array_of,
     check_finite,
+    joined,
+    parted,
     wire_ids,
     wire_logprobs,
 )
@@ -82,7 +85,8 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """Header of the samples of one ticket, or of one evaluation item when `kind` is "eval".
 
     `columns` are the data row's further columns (such as `answer`) that rewards may ask for; `job` names the
-    evaluation. Times are seconds spent by the process that measured them.
+    evaluation. `head` is how many likeliest tokens travel with each sampled one. Times are seconds spent by the
+    process that measured them.
     """
 
     run: str
@@ -96,6 +100,7 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     epoch: Count = 0
     prompt: str = ""
     columns: dict[str, Any] = {}
+    head: Count = 0
     job: str = ""
     generate_seconds: float = 0.0
     score_seconds: float = 0.0
@@ -146,11 +151,16 @@ class OfRun(Protocol):
 
 
 class GroupArrays(msgspec.Struct, kw_only=True):
-    """The arrays of a group: the prompt's ids [P], and ids and logprobs of all samples in turn [N]."""
+    """The arrays of a group: the prompt's ids [P], and ids and logprobs of all samples in turn [N].
+
+    With them may go the sampler's K likeliest ids of every token and their logprobs [N, K]; -inf pads a shorter head.
+    """
 
     prompt_ids: TokenIds
     token_ids: TokenIds
     logprobs: Logprobs
+    head_ids: TokenIds | None = None
+    head_logprobs: Logprobs | None = None
 
 
 def encode_group(group: Group, arrays: GroupArrays) -> list[Frame]:
@@ -160,9 +170,9 @@ def encode_group(group: Group, arrays: GroupArrays) -> list[Frame]:
         MessageError: Counts, versions or numbers do not fit together; the message names the field.
     """
     prompt_ids = wire_ids(arrays.prompt_ids, "prompt_ids")
-    token_ids = wire_ids(arrays.token_ids, "token_ids")
-    logprobs = wire_logprobs(arrays.logprobs)
-    check_group(group, GroupArrays(prompt_ids=prompt_ids, token_ids=token_ids, logprobs=logprobs))
+    token_ids = wire_ids(joined(arrays.token_ids, arrays.head_ids), "token_ids")
+    logprobs = wire_logprobs(joined(arrays.logprobs, arrays.head_logprobs))
+    check_group(group, _parted(group, prompt_ids, token_ids, logprobs))
     return [encode_header(group), *(array.data.cast("B") for array in (prompt_ids, token_ids, logprobs))]
 
 
@@ -185,13 +195,25 @@ def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
     if len(frames) != 4:
         raise MessageError(f"group: 4 frames expected, got {len(frames)}")
     group = decode_header(frames[0], Group)
-    arrays = GroupArrays(
-        prompt_ids=array_of(frames[1], "<i4", "prompt_ids"),
-        token_ids=array_of(frames[2], "<i4", "token_ids"),
-        logprobs=array_of(frames[3], "<f4", "logprobs"),
+    arrays = _parted(
+        group,
+        array_of(frames[1], "<i4", "prompt_ids"),
+        array_of(frames[2], "<i4", "token_ids"),
+        array_of(frames[3], "<f4", "logprobs"),
     )
     check_group(group, arrays)
     return group, arrays
+
+
+def _parted(group: Group, prompt_ids: TokenIds, token_ids: TokenIds, logprobs: Logprobs) -> GroupArrays:
+    """The arrays as views on what travels."""
+    if not group.head:
+        return GroupArrays(prompt_ids=prompt_ids, token_ids=token_ids, logprobs=logprobs)
+    ids, head_ids = parted(token_ids, group.token_count, group.head, "token_ids")
+    values, head_logprobs = parted(logprobs, group.token_count, group.head, "logprobs")
+    return GroupArrays(
+        prompt_ids=prompt_ids, token_ids=ids, logprobs=values, head_ids=head_ids, head_logprobs=head_logprobs
+    )
 
 
 def check_group(group: Group, arrays: GroupArrays) -> None:
@@ -212,7 +234,12 @@ def check_group(group: Group, arrays: GroupArrays) -> None:
     if not np.isfinite(arrays.logprobs).all():
         position = int(np.flatnonzero(~np.isfinite(arrays.logprobs))[0])
         raise MessageError(f"logprobs[{position}]: {arrays.logprobs[position]} is not finite")
-    for name, ids in (("prompt_ids", arrays.prompt_ids), ("token_ids", arrays.token_ids)):
+    named = [("prompt_ids", arrays.prompt_ids), ("token_ids", arrays.token_ids)]
+    if arrays.head_ids is not None and arrays.head_logprobs is not None:
+        named.append(("head_ids", arrays.head_ids.reshape(-1)))
+        if (~(arrays.head_logprobs < math.inf)).any():  # -inf pads
+            raise MessageError("head_logprobs: NaN or infinity is no logprob")
+    for name, ids in named:
         if len(ids) and ids.min() < 0:
             raise MessageError(f"{name}[{int(ids.argmin())}]: {ids.min()} is no token id")
 

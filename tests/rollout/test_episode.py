@@ -134,7 +134,7 @@ def test_a_refused_sample_is_handed_over_as_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 3}, "schema 3"),
         ({"samples": []}, "0 samples, the group has 1"),
         ({"token_ids": b""}, "0 bytes for 1 tokens"),
         ({"logprobs": np.float32(np.nan).tobytes()}, "not finite"),
@@ -148,3 +148,31 @@ def test_a_partial_that_does_not_fit_is_refused(change, message):
     tree = msgspec.msgpack.decode(episode.partial(0.0)[1])
     with pytest.raises(MessageError, match=message):
         Episode(1, msgspec.msgpack.encode(tree | change))
+
+
+def headed(sample, tokens, heads, version=4, finish=None):
+    return Chunk(sample, tokens, (-0.5,) * len(tokens), version, finish, heads)
+
+
+def test_likeliest_tokens_go_with_a_group_and_with_its_partial(tokenizer):
+    episode = Episode(2, head=2)
+    episode.add(headed(0, (8, 9), (((8, -0.5), (1, -1.0), (2, -3.0)), ((9, -0.5),)), finish="stop"))
+    episode.add(headed(1, (7,), (((3, -0.1), (7, -0.5)),)))
+    onward = Episode(2, episode.partial(0.0)[1], head=2)
+    onward.add(headed(1, (6,), (((6, -0.5), (5, -0.9)),), finish="length"))
+    group = header()
+    arrays = onward.finish(group, (1,), tokenizer)
+    assert arrays.head_ids.tolist() == [[8, 1], [9, 0], [3, 7], [6, 5]]
+    assert arrays.head_logprobs[1].tolist() == [-0.5, -np.inf]
+    with pytest.raises(MessageError, match="head_ids: 24 bytes for 3 tokens with 3 likeliest each"):
+        Episode(2, episode.partial(0.0)[1], head=3)
+
+
+def test_a_sample_whose_likeliest_tokens_are_missing_is_unscored(tokenizer):
+    episode = Episode(2, head=2)
+    episode.add(headed(0, (8, 9), (((8, -0.5), (1, -1.0)),), finish="stop"))
+    episode.add(headed(1, (8,), (((8, float("nan")), (1, -1.0)),), finish="stop"))
+    group = header()
+    arrays = episode.finish(group, (1,), tokenizer)
+    assert [sample.unscored for sample in group.samples] == ["engine_logprob"] * 2
+    assert arrays.head_ids.shape == (0, 2)

@@ -45,6 +45,11 @@ class Context:
     min_informative_frac: float | None = None
 
 
+def needs_heads(spec: Objective) -> bool:
+    """Whether an objective looks at the sampler's likeliest tokens beside the sampled one."""
+    return spec.loss in TOPK or spec.score_centring
+
+
 def contradictions(spec: Objective, context: Context | None = None) -> tuple[list[str], list[str]]:
     """Everything that is wrong with an objective in its context: (refused, warned), one line each."""
     if mistyped := invalid(spec):
@@ -120,8 +125,9 @@ def _off_policy(s: Objective, c: Context) -> Rules:
         "staleness policy token needs per-token versions, which the engine doesn't give",
     )
     yield (
-        not c.has_topk_logprobs and (s.loss in TOPK or s.score_centring),
-        f"{'score_centring' if s.score_centring else 'loss ' + s.loss} needs the sampler's top-k logprobs",
+        not c.has_topk_logprobs and needs_heads(s),
+        f"{'score_centring' if s.score_centring else 'loss ' + s.loss} needs the sampler's top-k logprobs; "
+        "set sampling.top_logprobs",
     )
 
 

@@ -59,6 +59,12 @@ class SamplingSection(Section):
     temperature: float = setting(1.0, "sampling temperature; the objective uses the same", ge=0.0)
     max_new_tokens: int = setting(256, "longest completion, tokens", ge=1)
     stop_strings: list[str] = setting([], "texts that end a completion, beside the model's own end tokens")
+    top_logprobs: int = setting(
+        0,
+        "likeliest tokens that travel with each sampled one, for objectives that need them; 0 is off",
+        ge=0,
+        le=20,
+    )
     min_new_tokens: int = setting(1, "prompts that leave less room are refused at load, tokens", ge=1)
     top_p: float = setting(1.0, "nucleus mass; below 1 biases the ratio and is refused", gt=0.0, le=1.0)
     top_k: int = setting(0, "keep only the k likeliest tokens, 0 is off; above 0 is refused", ge=0)

@@ -103,6 +103,7 @@ def _context(config: Config) -> Context:
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
+        has_topk_logprobs=sampling.top_logprobs > 0,
         reward_components=len(config.reward.functions),
         adam_eps=config.learner.optimizer.eps,
         n_mini=config.learner.n_mini,

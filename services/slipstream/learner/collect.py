@@ -1,6 +1,6 @@
 """Scored groups to the global batch that the objective is prepared on.
 
-Shapes: B samples of all groups in order, T completion tokens of the longest, K reward components.
+Shapes: B samples of all groups in order, T completion tokens of the longest, K reward components or likeliest ids.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def global_batch(
     max_age: int | None,
     component_weights: Mapping[str, float] | None = None,
     lost: Lost = (),
+    heads: bool = False,
 ) -> Batch:
     """All samples of the groups, padded by length.
 
@@ -34,10 +35,11 @@ def global_batch(
         max_age: Age above which a token loses its weight; None masks none.
         component_weights: Weight of each reward component by name, for objectives that need them apart.
         lost: Versions that restarts took out of the line of descent.
+        heads: Whether the objective needs the sampler's likeliest tokens.
 
     Raises:
         StalenessError: A token of a version that does not exist yet.
-        UserError: A component without a weight.
+        UserError: A component without a weight, or a group without the likeliest tokens.
     """
     samples = [sample for group, _ in groups for sample in group.samples]
     lengths = np.array([sample.tokens for sample in samples])
@@ -57,8 +59,49 @@ def global_batch(
         component_weights_K=(
             None if component_weights is None else torch.tensor(list(component_weights.values()))
         ),
+        head_sampler_BTK=_head_logprobs(groups, token_BT) if heads else None,
     )
     return batch
+
+
+def head_ids(groups: Scored) -> Tensor:
+    """The sampler's likeliest ids of each token [B, T, K]; 0 beyond a sample's end.
+
+    Raises:
+        UserError: A group came without them, or with another number than the first.
+    """
+    _check_heads(groups)
+    found = [arrays.head_ids for _, arrays in groups if arrays.head_ids is not None]
+    token_BT = _tokens(groups)
+    ids_BTK = np.zeros((*token_BT.shape, found[0].shape[1]), dtype=np.int64)
+    ids_BTK[token_BT] = np.concatenate(found)
+    return torch.from_numpy(ids_BTK)
+
+
+def _head_logprobs(groups: Scored, token_BT: np.ndarray) -> Tensor:
+    """Their logprobs [B, T, K]; -inf beyond a sample's end."""
+    _check_heads(groups)
+    found = [arrays.head_logprobs for _, arrays in groups if arrays.head_logprobs is not None]
+    logprobs_BTK = np.full((*token_BT.shape, found[0].shape[1]), -np.inf, dtype=np.float32)
+    logprobs_BTK[token_BT] = np.concatenate(found)
+    return torch.from_numpy(logprobs_BTK)
+
+
+def _check_heads(groups: Scored) -> None:
+    wanted = groups[0][0].head
+    for group, _ in groups:
+        if not group.head or group.head != wanted:
+            raise UserError(
+                f"ticket {group.ticket} came with {group.head} likeliest tokens, another with {wanted}; "
+                "the objective needs the same number from all",
+                "keep sampling.top_logprobs as it was when the run's buffer was filled, or start a new run",
+            )
+
+
+def _tokens(groups: Scored) -> np.ndarray:
+    """Where samples have tokens [B, T]."""
+    lengths = np.array([sample.tokens for group, _ in groups for sample in group.samples])
+    return np.arange(lengths.max()) < lengths[:, None]
 
 
 def _ages(version: int, versions: np.ndarray, lost: Lost) -> np.ndarray:

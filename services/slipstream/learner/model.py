@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.algo.logprobs import from_hidden
 from slipstream.config.data import ModelSection
 from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
@@ -23,6 +22,7 @@ from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
 from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name, without_dropout
 from slipstream.learner.lora_targets import check_names, check_targets
+from slipstream.learner.scorer import Scorer
 from slipstream.learner.sharding import reshard
 from slipstream.models.tensors import content_digest, read_tensors
 
@@ -119,6 +119,20 @@ class Policy:
         logprobs_N, entropy_N = self.scorer(batch, temperature)
         return batch.spread(logprobs_N), batch.spread(entropy_N)
 
+    def with_heads(
+        self, batch: MicroBatch, temperature: float, ids_STK: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `logprobs`, and the logprobs of further ids of each action [S, T, K], 0 where there is no action."""
+        logprobs_MC, entropy_M = self.scorer(batch, temperature, None, ids_STK)
+        action_ST = batch.action_ST
+        zeros_STC = logprobs_MC.new_zeros(*action_ST.shape, logprobs_MC.shape[1])
+        logprobs_STC = zeros_STC.masked_scatter(action_ST[..., None], logprobs_MC)
+        return (
+            logprobs_STC[..., 0],
+            entropy_M.new_zeros(action_ST.shape).masked_scatter(action_ST, entropy_M),
+            logprobs_STC[..., 1:],
+        )
+
     def last_logits(self, tokens_RL: Tensor) -> Tensor:
         """Logits [R, V] behind the last token of each row, without gradient; tokens are on the policy's device."""
         with torch.no_grad(), without_dropout(self.module):
@@ -148,30 +162,6 @@ class Policy:
         """Buffers that belong to the model's saved state."""
         kept = self.module.state_dict(keep_vars=True)
         return {name: value for name, value in self.module.named_buffers() if name in kept}
-
-
-class Scorer(nn.Module):
-    """Trunk and head in one forward pass: where the model is sharded, its root's weights are whole only in here."""
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__()
-        self.model = policy.module
-        self._policy = (policy,)  # a tuple, so that torch does not look for modules in it
-
-    def forward(
-        self, batch: MicroBatch | None, temperature: float, tokens_RL: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies [N] of the batch's pairs; or, of plain tokens, the last logits [R, V] twice."""
-        policy = self._policy[0]
-        if batch is None:
-            logits_RV = policy.module(input_ids=tokens_RL, use_cache=False).logits[:, -1].clone()
-            return logits_RV, logits_RV
-        hidden_ND = policy.hidden_states(batch).flatten(0, 1).index_select(0, batch.source_N)
-        logprobs_N, entropy_N = from_hidden(
-            hidden_ND, policy.head_weight, batch.target_N, temperature, entropy=True
-        )
-        assert entropy_N is not None
-        return logprobs_N.clone(), entropy_N.clone()  # no views: FSDP hangs its backward hooks on them
 
 
 def pick_device(name: str) -> torch.device:

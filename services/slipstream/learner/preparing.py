@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.algo.batch import Batch, Prepared
+from slipstream.algo.contradictions import needs_heads
 from slipstream.algo.finite import require_finite
 from slipstream.algo.prepare import add_proximal, prepare
 from slipstream.algo.spec import Objective
@@ -66,7 +67,9 @@ class Preparing:
         """
         with report.timed("build"):
             max_age = bound if masks_over_bound(self.config.staleness.policy) else None
-            batch = global_batch(groups, version, max_age, self._component_weights(), lost)
+            batch = global_batch(
+                groups, version, max_age, self._component_weights(), lost, needs_heads(self.spec)
+            )
         if self.spec.kl_place == "reward":
             batch = self._with_reference(groups, batch, report)
         with report.timed("build"):

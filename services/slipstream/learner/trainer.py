@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from slipstream.algo.contradictions import needs_heads
 from slipstream.algo.finite import NonFiniteError
 from slipstream.algo.metrics import Tally, finish_metrics
 from slipstream.algo.minibatch import only
@@ -26,6 +27,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import RunHalted
 from slipstream.learner import state
 from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored
+from slipstream.learner.collect import head_ids
 from slipstream.learner.common_save import Writer
 from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.governing import Governor
@@ -94,6 +96,7 @@ class Trainer:
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
         self.watched: Collection[int] = ()
+        self._head_ids_BTK: Tensor | None = None
         self.governor = Governor.of(config)
         self.outlet = Outlet(self.policy, self.ranks)
         self.saves = state.Saves(self.ranks, config.learner.parallel.timeout_seconds)
@@ -123,6 +126,7 @@ class Trainer:
         """
         self.ranks.call("step", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
+        self._head_ids_BTK = head_ids(groups) if needs_heads(self._spec) else None
         try:
             prepared, groups_B, parts = self._preparing.batch(
                 groups, version, lost, self.governor.bound, report
@@ -200,11 +204,12 @@ class Trainer:
             with report.timed("forward"):
                 part = prepared.rows(batch.samples_S).to(self.policy.device)
                 width = part.mask_BT.shape[1]
-                logprobs_ST, entropy_ST = self._logprobs(batch)
+                logprobs_ST, entropy_ST, head_STK = self._logprobs(batch)
                 loss = logprobs_ST.sum() * 0.0
                 try:
                     if counts:
-                        loss, share = objective(self._spec, part, logprobs_ST[:, :width], entropy_ST[:, :width])
+                        cut = (value if value is None else value[:, :width] for value in (entropy_ST, head_STK))
+                        loss, share = objective(self._spec, part, logprobs_ST[:, :width], *cut)
                         own = own.merge(share)
                         self._keep_watched(batch, logprobs_ST, report)
                 except NonFiniteError as error:
@@ -222,9 +227,14 @@ class Trainer:
             if sample in self.watched:
                 report.logprobs[sample] = logprobs_ST[row].detach().float().cpu().tolist()
 
-    def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Logprobs [S, T] of the samples' actions, and entropies: a metric, and a term of some objectives."""
-        return self.policy.logprobs(batch.to(self.policy.device), self._temperature)
+    def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logprobs [S, T] of the samples' actions, entropies (a metric, and a term of some objectives), and the
+        logprobs of the sampler's likeliest ids [S, T, K] where the objective needs them."""
+        here = batch.to(self.policy.device)
+        if self._head_ids_BTK is None:
+            return *self.policy.logprobs(here, self._temperature), None
+        ids_STK = self._head_ids_BTK[batch.samples_S.cpu(), : batch.action_ST.shape[1]]
+        return self.policy.with_heads(here, self._temperature, ids_STK.to(self.policy.device))
 
     def _update(self, report: StepReport) -> None:
         norm = self.optimizer.gradient_norm()

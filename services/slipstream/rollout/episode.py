@@ -9,6 +9,7 @@ import numpy as np
 
 from slipstream.messages import Finish, Group, GroupArrays, Sample
 from slipstream.rollout.engines.base import Chunk
+from slipstream.rollout.heads import Heads
 from slipstream.rollout.partial import SamplePart, decode_partial, encode_partial
 from slipstream.tokens import Tokenizer
 
@@ -19,12 +20,15 @@ class _Draft:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    heads: Heads = field(default_factory=Heads)
     versions: list[tuple[int, int]] = field(default_factory=list)
     finish: Finish | None = None
     refused: str = ""
     kept_cache: bool = False
 
-    def extend(self, chunk: Chunk, interrupted: bool) -> None:
+    def extend(self, chunk: Chunk, interrupted: bool, head: int) -> None:
+        if head and not self.heads.extend(chunk.heads, len(chunk.token_ids), head):
+            self.refused = "engine_logprob"
         if len(chunk.token_ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
             self.refused = "engine_logprob"
         self.token_ids += chunk.token_ids
@@ -51,13 +55,15 @@ class Episode:
 
     Args:
         size: Samples in the group.
+        head: How many likeliest tokens are to travel with each sampled one.
         partial: What another replica has sampled of it; `begun` tokens, in `seconds`.
 
     Raises:
         MessageError: The partial is none of such a group.
     """
 
-    def __init__(self, size: int, partial: bytes = b"") -> None:
+    def __init__(self, size: int, partial: bytes = b"", head: int = 0) -> None:
+        self._head = head
         self._drafts = [_Draft() for _ in range(size)]
         self.seconds = self._resume(partial) if partial else 0.0
         self.begun = self.tokens
@@ -78,7 +84,7 @@ class Episode:
 
     def add(self, chunk: Chunk, interrupted: bool = False) -> None:
         """Take in new tokens of one sample. One aborted while `interrupted` can go on elsewhere."""
-        self._drafts[chunk.sample].extend(chunk, interrupted)
+        self._drafts[chunk.sample].extend(chunk, interrupted, self._head)
 
     def partial(self, seconds: float) -> tuple[int, bytes]:
         """(tokens, bytes) of what there is, for another replica to go on with."""
@@ -96,13 +102,15 @@ class Episode:
         kept = [draft for draft in self._drafts if not draft.refused]
         ids = [token for draft in kept for token in draft.token_ids]
         logprobs = [value for draft in kept for value in draft.logprobs]
-        return len(ids), encode_partial(parts, ids, logprobs, self.seconds + seconds)
+        heads = Heads.of([draft.heads for draft in kept])
+        return len(ids), encode_partial(parts, ids, logprobs, self.seconds + seconds, heads)
 
     def _resume(self, blob: bytes) -> float:
-        partial = decode_partial(blob, len(self._drafts))
-        ids, logprobs, start = partial.ids(), partial.values(), 0
+        partial = decode_partial(blob, len(self._drafts), self._head)
+        ids, logprobs, heads, start = partial.ids(), partial.values(), partial.heads(), 0
         for draft, part in zip(self._drafts, partial.samples, strict=True):
             end = start + part.tokens
+            draft.heads = heads.cut(start * self._head, end * self._head)
             draft.token_ids, draft.logprobs, start = ids[start:end], logprobs[start:end], end
             draft.versions, draft.finish, draft.refused = part.versions, part.finish, part.refused
             draft.kept_cache = part.kept_cache
@@ -112,10 +120,15 @@ class Episode:
         """Fill the header's samples and return the group's arrays."""
         header.samples = [self._sample(draft, tokenizer) for draft in self._drafts]
         kept = [draft for draft in self._drafts if not _reason(draft)]
+        heads = Heads.of([draft.heads for draft in kept])
         return GroupArrays(
             prompt_ids=np.asarray(prompt_ids, dtype=np.int32),
             token_ids=np.asarray([token for draft in kept for token in draft.token_ids], dtype=np.int32),
             logprobs=np.asarray([value for draft in kept for value in draft.logprobs], dtype=np.float32),
+            head_ids=np.asarray(heads.ids, np.int32).reshape(-1, self._head) if self._head else None,
+            head_logprobs=np.asarray(heads.logprobs, np.float32).reshape(-1, self._head)
+            if self._head
+            else None,
         )
 
     def _sample(self, draft: _Draft, tokenizer: Tokenizer) -> Sample:

@@ -9,8 +9,9 @@ import numpy as np
 
 from slipstream.errors import MessageError
 from slipstream.messages import Finish
+from slipstream.rollout.heads import Heads
 
-SCHEMA = 1
+SCHEMA = 2
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -27,13 +28,16 @@ class SamplePart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Partial(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The samples of a group in order, their ids (int32) and logprobs (float32) one after the other.
 
-    `seconds` were spent on it so far.
+    `head_ids` and `head_logprobs` are the likeliest tokens of each in turn, a fixed number a token. `seconds` were
+    spent on it so far.
     """
 
     samples: list[SamplePart]
     token_ids: bytes
     logprobs: bytes
     seconds: float
+    head_ids: bytes = b""
+    head_logprobs: bytes = b""
     schema: int = SCHEMA
 
     def ids(self) -> list[int]:
@@ -46,20 +50,29 @@ class Partial(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         found: list[float] = np.frombuffer(self.logprobs, dtype="<f4").tolist()
         return found
 
+    def heads(self) -> Heads:
+        """The heads of all samples in turn."""
+        ids = np.frombuffer(self.head_ids, dtype="<i4").tolist()
+        return Heads(ids, np.frombuffer(self.head_logprobs, dtype="<f4").tolist())
 
-def encode_partial(samples: list[SamplePart], ids: list[int], logprobs: list[float], seconds: float) -> bytes:
+
+def encode_partial(
+    samples: list[SamplePart], ids: list[int], logprobs: list[float], seconds: float, heads: Heads
+) -> bytes:
     """The parts as bytes."""
     partial = Partial(
         samples=samples,
         token_ids=np.asarray(ids, dtype="<i4").tobytes(),
         logprobs=np.asarray(logprobs, dtype="<f4").tobytes(),
         seconds=seconds,
+        head_ids=np.asarray(heads.ids, dtype="<i4").tobytes(),
+        head_logprobs=np.asarray(heads.logprobs, dtype="<f4").tobytes(),
     )
     return msgspec.msgpack.encode(partial)
 
 
-def decode_partial(blob: bytes, size: int) -> Partial:
-    """Read and check the parts of a group of `size` samples.
+def decode_partial(blob: bytes, size: int, head: int = 0) -> Partial:
+    """Read and check the parts of a group of `size` samples, with `head` likeliest tokens for each of theirs.
 
     Raises:
         MessageError: Malformed, of another schema, or its counts do not fit together.
@@ -76,6 +89,11 @@ def decode_partial(blob: bytes, size: int) -> Partial:
     for name, held in (("token_ids", partial.token_ids), ("logprobs", partial.logprobs)):
         if len(held) != 4 * tokens:
             raise MessageError(f"partial.{name}: {len(held)} bytes for {tokens} tokens")
+    for name, held in (("head_ids", partial.head_ids), ("head_logprobs", partial.head_logprobs)):
+        if len(held) != 4 * tokens * head:
+            raise MessageError(
+                f"partial.{name}: {len(held)} bytes for {tokens} tokens with {head} likeliest each"
+            )
     if not np.isfinite(np.frombuffer(partial.logprobs, dtype="<f4")).all():
         raise MessageError("partial.logprobs: not finite")
     for index, sample in enumerate(partial.samples):

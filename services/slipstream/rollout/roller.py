@@ -108,7 +108,7 @@ class Roller:
             MessageError: The engine gave something that is no valid group.
             Unfinished: It was interrupted; another replica can go on with it.
         """
-        episode, started = Episode(len(order.seeds), order.partial), time.monotonic()
+        episode, started = Episode(len(order.seeds), order.partial, order.header.head), time.monotonic()
         try:
             if episode.unfinished:
                 await self._sample(order, episode)
@@ -161,6 +161,7 @@ class Roller:
             order.prompt.max_new_tokens,
             self._tokenizer.stop_ids,
             tuple(self._config.sampling.stop_strings),
+            order.header.head,
         )
         samples = episode.unfinished
         seeds = tuple(order.seeds[sample] for sample in samples)
@@ -220,6 +221,7 @@ def ticket_order(
         samples=[],
         prompt=prompt.text,
         columns=prompt.columns,
+        head=config.sampling.top_logprobs,
     )
     size = config.batch.group_size
     return Order(
@@ -229,7 +231,7 @@ def ticket_order(
         seeds=seeds_of(config.run.seed, ticket.number, size),
         temperature=config.sampling.temperature,
         deadline_seconds=seconds,
-        rows=len(Episode(size, ticket.partial).unfinished),
+        rows=len(Episode(size, ticket.partial, config.sampling.top_logprobs).unfinished),
         partial=ticket.partial,
     )
 

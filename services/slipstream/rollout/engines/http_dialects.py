@@ -182,8 +182,16 @@ def _completion_piece(client: HttpClient, choice: Mapping[str, Any], top: int) -
     if not logprobs or len(logprobs["token_logprobs"]) != len(ids):
         raise HttpError(f"{client.base}: {len(ids)} ids came without as many logprobs")
     values = [float("nan") if value is None else float(value) for value in logprobs["token_logprobs"]]
-    heads = [_head(entry, top) for entry in logprobs["top_logprobs"]] if top else ()
+    heads = [_head(entry, top) for entry in logprobs.get("top_logprobs") or ()] if top else []
+    _check_heads(client, heads, len(ids), top)
     return Piece(ids, values, heads, reason)
+
+
+def _check_heads(client: HttpClient, heads: Sequence[Head], tokens: int, top: int) -> None:
+    if top and (len(heads) != tokens or not all(heads)):
+        raise HttpError(
+            f"{client.base}: tokens came without their {top} likeliest; set sampling.top_logprobs to 0"
+        )
 
 
 def _head(entries: Mapping[str, float] | None, top: int) -> Head:
@@ -204,8 +212,9 @@ def _generate_piece(client: HttpClient, event: Mapping[str, Any], seen: int, top
     heads = (
         [tuple((int(i), float(p)) for p, i, *_ in row)[:top] for row in tops[len(tops) - len(new) :]]
         if top
-        else ()
+        else []
     )
+    _check_heads(client, heads, len(new), top)
     reason = (meta.get("finish_reason") or {}).get("type", "")
     piece = Piece([int(entry[1]) for entry in new], [float(entry[0]) for entry in new], heads, reason)
     return piece, seen + len(new)
