@@ -63,6 +63,12 @@ class FakeSubscriber:
         self.closed = True
 
 
+def test_a_look_at_the_manifest_is_rarer_the_longer_no_version_came(monkeypatch):
+    monkeypatch.setattr(follower_module, "POLL_SECONDS", 0.05)
+    looks = [follower_module._patience(quiet) for quiet in (0.0, 1.0, 5.0, 20.0, 1e6)]
+    assert looks == pytest.approx([0.05, 0.05, 0.1, 0.4, 0.5])
+
+
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
     monkeypatch.setattr(follower_module, "decode_manifest", int)

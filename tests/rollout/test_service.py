@@ -183,6 +183,22 @@ def ends(bench) -> dict[str, float]:
     return {sample.labels["end"]: sample.value for sample in samples if sample.name.endswith("_total")}
 
 
+async def test_an_idle_replica_sleeps_until_there_is_news(bench, monkeypatch):
+    for name in ("_IDLE_SECONDS", "_LONGEST_IDLE_SECONDS"):
+        monkeypatch.setattr(service_module, name, 3600.0)
+    bench.parts.ledger.idle_turns = 3
+    running = asyncio.create_task(bench.rollout.run())
+    for turns in (1, 2, 3):
+        async with asyncio.timeout(30):
+            while len(bench.parts.ledger.asked) < turns:
+                await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(bench.parts.ledger.asked) == turns
+        bench.parts.follower.on_news()
+    await running
+
+
 async def test_prompts_are_drawn_beside_the_event_loop(bench):
     """A stream may have to read a good way for one, and the heartbeat and all that is sampled must go on."""
     drawn_in = []

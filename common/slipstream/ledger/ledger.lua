@@ -132,6 +132,14 @@ local function opened()
   return hash('run') or refuse('NOTOPEN', 'the run is not open in this ledger')
 end
 
+-- Some of the run's numbers, for what is done once a ticket: the whole hash costs ten times as much.
+local function of_run(...)
+  local found = redis.call('HMGET', key('run'), ...)
+  if not found[1] then opened() end
+  for i = 1, #found do found[i] = tonumber(found[i]) or 0 end
+  return unpack(found)
+end
+
 ---------------------------------------------------------------------------------------------------- records
 
 local FIELDS = {
@@ -245,16 +253,18 @@ end
 -- A folded ticket keeps one bit: its outcome. The record goes.
 local function fold(tickets)
   if #tickets == 0 then return end
+  local more = {}
   for _, number in ipairs(tickets) do
     local record = read(number)
     local label = label_of(record)
     redis.call('SETBIT', key('bits:' .. label), number, 1)
-    redis.call('HINCRBY', key('folded'), 'groups:' .. label, 1)
-    redis.call('HINCRBY', key('folded'), 'tokens:' .. label, record.tokens)
-    if record.uses > 0 then redis.call('HINCRBY', key('folded'), 'uses', record.uses) end
+    local groups, tokens = 'groups:' .. label, 'tokens:' .. label
+    more[groups], more[tokens] = (more[groups] or 0) + 1, (more[tokens] or 0) + record.tokens
+    more.uses = (more.uses or 0) + record.uses
     redis.call('DEL', key('t:' .. number))
     redis.call('ZREM', key('records'), number)
   end
+  for field, by in pairs(more) do redis.call('HINCRBY', key('folded'), field, by) end
   redis.call('RPUSH', key('folds'), cmsgpack.pack(tickets))
   redis.call('LTRIM', key('folds'), -KEEP_FOLDS, -1)
   redis.call('HINCRBY', key('run'), 'folds', 1)
@@ -549,7 +559,7 @@ end
 
 local function start_rolling(record, id, served, run)
   served = age_with_partial(record, served, run)
-  redis.call('ZREM', key('retry'), record.number)
+  if record.was then redis.call('ZREM', key('retry'), record.number) end   -- else it was issued just now
   redis.call('ZADD', key('flight'), served, record.number)
   redis.call('ZADD', key('deadlines'), now + run.ticket_deadline_ms, record.number)
   redis.call('SADD', key('owned:' .. id), record.number)
@@ -661,7 +671,7 @@ define('scored_all', WRITES, each(function(number, attempt, tokens)
   if STORED[record.state] or record.state == 'scored' then return end   -- late or repeated: nothing to add
   if record.state ~= 'rolling' then refuse_gone(record) end
   note_tokens(record, tokens)
-  local deadline = now + opened().ticket_deadline_ms   -- transport and storing get a deadline of their own
+  local deadline = now + of_run('ticket_deadline_ms')   -- transport and storing get a deadline of their own
   redis.call('ZADD', key('deadlines'), deadline, number)
   move(record, 'scored', {tokens = tokens, deadline = deadline})
 end))
@@ -674,8 +684,7 @@ local function buffered(number, attempt, shard, oldest, newest, tokens, informat
     refuse('LEDGER', 'ticket ' .. number .. ' is already stored, with other contents')
   end
   if not FLIES[record.state] then refuse_gone(record) end
-  local run = opened()
-  local version = run.version
+  local version, failures, largest = of_run('version', 'failures_in_row', 'largest')
   if newest > version or oldest > newest then
     refuse('STALENESS', string.format('ticket %d is stamped with versions %d to %d, but the learner is at %d',
       number, oldest, newest, version))
@@ -687,7 +696,9 @@ local function buffered(number, attempt, shard, oldest, newest, tokens, informat
     shard = shard, oldest = oldest, newest = newest, tokens = tokens, informative = informative, owner = '',
     bytes = bytes,
   })
-  redis.call('HSET', key('run'), 'failures_in_row', 0, 'largest', math.max(bytes, run.largest or 0))
+  if failures > 0 or bytes > largest then
+    redis.call('HSET', key('run'), 'failures_in_row', 0, 'largest', math.max(bytes, largest))
+  end
 end
 
 define('buffered', WRITES, buffered)
@@ -811,7 +822,6 @@ define('take', WRITES, function(step, tickets, learner)
     if fits and record.state == 'buffered' then
       move(record, 'taken', {step = step})
       redis.call('SADD', key('step:' .. step), number)
-      redis.call('ZADD', key('steps'), step, step)
     end
     if fits and record.state == 'taken' then
       taken[#taken + 1] = ticket
@@ -820,6 +830,7 @@ define('take', WRITES, function(step, tickets, learner)
       refused[#refused + 1] = {number, attempt, why}
     end
   end
+  if #taken > 0 then redis.call('ZADD', key('steps'), step, step) end
   return {taken, refused}
 end)
 

@@ -24,7 +24,7 @@ from slipstream.questions import Stored
 log = logging.getLogger("slipstream.buffer")
 SCHEMA = 3
 PAGE_BYTES = 32 << 10  # a group is tens of kilobytes: with 4 KiB pages it costs twice the CPU
-CHECKPOINT_PAGES = 256
+CHECKPOINT_PAGES = 2048  # 64 MiB: most groups are gone by then, and are never copied from the log into the file
 _FACTS = "ticket, attempt, prompt_index, oldest, tokens, arrived, informative, reward, size"
 _TABLE = """
 CREATE TABLE IF NOT EXISTS groups (
