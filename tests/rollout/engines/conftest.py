@@ -276,6 +276,8 @@ def _make_vllm(name: str, folder: Path) -> Bench:
         dtype="float32",
         kv_cache_gib=1 / 16,
         cache_policy=VLLM[name],
+        # so few that what a swap has computed again takes several steps, and sequences are in the middle of it
+        arguments={"max_num_batched_tokens": 16},
     )
     return Bench(name, VllmEngine(config, decode), models.weights, models, VLLM[name] == "keep")
 

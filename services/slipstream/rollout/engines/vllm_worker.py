@@ -6,16 +6,18 @@ whole version is loaded between two steps; each layer is packed again as it come
 
 from __future__ import annotations
 
+import functools
 import logging
 import mmap
 import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -34,6 +36,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     get_layerwise_info,
     initialize_layerwise_reload,
 )
+from vllm.platforms import current_platform
 
 BACKEND = "slipstream"
 # It warns at every swap of a tied head and of tables that no file holds; what a version lacks is refused before.
@@ -116,6 +119,41 @@ class WorkerExtension:
                 tensor.zero_()
 
 
+class _Spare(torch.Generator):
+    """Stands in for a request's generator in a draw that is thrown away."""
+
+    def get_offset(self) -> int:
+        """There is none on CPUs."""
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        """Nothing to turn back."""
+
+
+def _sparing_generators(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a sequence of which only a part is computed in a step keep its generator as it is.
+
+    vLLM samples for such a sequence too, throws the token away and turns its generator back, which it cannot do on a
+    CPU: it dies of it. That is so when more tokens wait than a step may hold, as after a swap that has the keys
+    and values of many sequences computed again.
+    """
+
+    @functools.wraps(sample_tokens)
+    def sample(runner: Any, *args: Any, **named: Any) -> Any:
+        generators, count = runner.input_batch.generators, runner.input_batch.num_reqs
+        own = {}
+        for index in map(int, np.nonzero(runner.discard_request_mask.np[:count])[0]):
+            if (generator := generators.get(index)) is not None:
+                own[index], generators[index] = generator, _Spare()
+                generators[index].set_state(generator.get_state())
+        try:
+            return sample_tokens(runner, *args, **named)
+        finally:
+            generators.update(own)
+
+    return sample
+
+
 def _is_plain_table(module: torch.nn.Module) -> bool:
     """Whether it is an embedding that only looks rows up: not quantised, on a CPU, and not the output head."""
     return (
@@ -145,6 +183,11 @@ def _end_with(owner: int) -> None:
         os.kill(core, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    CPUModelRunner.sample_tokens = _sparing_generators(CPUModelRunner.sample_tokens)
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryTransfer)
