@@ -75,6 +75,20 @@ def test_two_mini_steps_are_the_steps_of_two_batches_to_the_bit(make_trainer, ra
     assert report.completion_tokens == sum(part.completion_tokens for part in parts)
 
 
+@pytest.mark.parametrize(
+    "objective", [{"proximal": "sampler", "correction": "none"}, {"proximal": "approximate"}]
+)
+def test_policies_that_need_no_pass_are_those_of_two_batches_too(make_trainer, random_groups, objective):
+    """The sampler is frozen by itself, and the guess follows from it and each token's age."""
+    groups = random_groups()
+    both, apart = make_trainer(objective, learner={"n_mini": 2}), make_trainer(objective)
+    report = both.step(groups, 3)
+    for half in (groups[:2], groups[2:]):
+        apart.step(half, 3)
+    assert _same(_copy(both), _copy(apart))
+    assert "proximal" not in report.seconds
+
+
 @pytest.mark.parametrize("tokens", [16, 4096])
 @pytest.mark.parametrize("loss", ["clip", "cispo"])
 def test_the_first_ratio_is_exactly_1_and_the_next_has_moved(make_trainer, random_groups, tokens, loss):
