@@ -24,6 +24,7 @@ from slipstream.learner.ranks import Ranks
 pytestmark = pytest.mark.process
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
+CHAOS = Path(__file__).with_name("ranks_chaos.py")
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length", "longest", "prompt_mean")
 STEPS = 2
 SAVED = f"step-{STEPS:08d}"
@@ -96,9 +97,13 @@ def _run(plan: Path, size: int) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, str(WORKER), str(plan), str(size)]
-    with subprocess.Popen(argv, env={**os.environ, **env}, start_new_session=True) as process:
+    _start(WORKER, plan, str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def _start(script: Path, *arguments: str | Path, **env: str) -> None:
+    argv = [sys.executable, str(script), *map(str, arguments)]
+    env = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(argv, env=env, start_new_session=True) as process:
         try:
             assert process.wait(600) == 0
         finally:
@@ -175,6 +180,33 @@ def _assert_near(tensors: dict[str, Any], others: dict[str, Any]) -> None:
     assert tensors.keys() == others.keys()
     for name, value in tensors.items():
         assert (value - others[name]).abs().max() <= 1e-6, name
+
+
+@pytest.mark.timeout(900)
+def test_a_rank_that_is_killed_ends_the_other_with_its_cause_and_leaves_no_half_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """kill -9 in the middle of a step, of a save and of a publish: the step before is there, and goes on exactly."""
+    model, root = _llama(tmp_path / "model"), tmp_path / "root"
+    root.mkdir()
+    tree = _tree(model, _objectives()[0])
+    plan = {"model": str(model), "tree": tree, "root": str(root), "seconds": 200.0}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    _start(CHAOS, tmp_path / "plan.json")
+    worker = _worker()
+    straight = worker.train({"tree": tree, "steps": (0, 2)}, model, Ranks())
+    for fault in ("step", "save", "publish"):
+        found = json.loads((root / f"{fault}.json").read_text())
+        assert found["codes"] == [1, -signal.SIGKILL], (fault, found)
+        assert found["cause"], fault
+        newest = newest_complete(root / fault)
+        assert newest.step == 1, fault
+        again = worker.train({"tree": tree, "load": newest.path, "steps": (1, 2)}, model, Ranks())
+        _assert_near(again["tensors"], straight["tensors"])
+    assert (
+        "rank 1 has not written its part of a checkpoint"
+        in json.loads((root / "save.json").read_text())["cause"]
+    )
 
 
 @pytest.mark.timeout(900)
