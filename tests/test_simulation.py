@@ -110,3 +110,21 @@ def test_wait_holds_the_learner_instead_of_passing_the_bound(eta):
     assert (costs.over, costs.masked) == (0.0, 0.0)
     assert costs.age_max <= eta
     assert costs.share < simulate(heavy("token", eta), 60).share
+
+
+def test_lengths_in_their_order_and_each_step_as_it_begins():
+    """What a benchmark holds the real stack against: the same lengths, group by group."""
+    steps = []
+    lengths = [10, 60, 10, 10, 10, 10]
+    pipeline = small(lengths=lengths, slots=3, floor=1.0, eta=2, step_seconds=0.5, shuffled=False)
+    simulate(pipeline, 10, told=lambda version, now, rows: steps.append((version, round(now, 6), *rows)))
+    # Three at a time. 0 and 2 end at 1.0, and are trained by 1.5 and 2.0; for each another begins, for there are
+    # never more than three open: 3 from 1.5 to 2.5, 4 from 2.0 to 3.0, ... Number 1 ends at 6.0.
+    assert steps[:4] == [(0, 1.0, (0, 10, 0)), (1, 1.5, (2, 10, 0)), (2, 2.5, (3, 10, 0)), (3, 3.0, (4, 10, 0))]
+    (long,) = (step for step in steps if step[2][0] == 1)
+    # A version is served from the commit of its step; what was sampled before that of the step two ago is too old.
+    assert 6.0 <= long[1] <= 6.5
+    assert long[2][1] == 60
+    served = [0.0, *(now + 0.5 for _, now, _ in steps)]
+    oldest_fresh = served[long[0] - 2]
+    assert long[2][2] == round(oldest_fresh / 0.1)

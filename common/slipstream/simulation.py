@@ -8,18 +8,14 @@ Where the real ledger, queues and services are wanted, benchmarks/staleness.py r
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from slipstream.staleness import (
-    Policy,
-    admission_cap,
-    evicts_over_bound,
-    holds_learner,
-    must_wait,
-)
+from slipstream.staleness import Policy, admission_cap, evicts_over_bound, holds_learner, must_wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +23,7 @@ class Pipeline:
     """A run's sizes and times, seconds.
 
     Attributes:
-        lengths: Completion tokens to draw from, each as likely.
+        lengths: Completion tokens to draw from, each as likely; or without `shuffled` to take in their order.
         groups: Groups of a step; each has `group_size` samples.
         replicas: Generators, each with `slots` sequences at once.
         token_seconds: One decode step of a replica with all slots in use.
@@ -51,6 +47,7 @@ class Pipeline:
     policy: Policy = "token"
     eta: int = 4
     oversampling: float = 1.0
+    shuffled: bool = True
 
     def decode_seconds(self, rows: int) -> float:
         """One decode step with so many sequences."""
@@ -90,13 +87,19 @@ class Costs:
     waited: float
 
 
-def simulate(pipeline: Pipeline, steps: int = 60, seed: int = 0) -> Costs:
-    """Run so many steps; the first eta + 6 of them are not counted."""
-    return _Run(pipeline, steps, random.Random(seed)).run()
+Told = Callable[[int, float, Sequence[tuple[int, int, int]]], None]
+"""Gets the version and the time at which a step begins, and of each group its number, its tokens, and those of them
+that are over the bound."""
+
+
+def simulate(pipeline: Pipeline, steps: int = 60, seed: int = 0, told: Told | None = None) -> Costs:
+    """Run so many steps; the first eta + 6 of them are not counted in what is returned."""
+    return _Run(pipeline, steps, random.Random(seed), told).run()
 
 
 @dataclass(eq=False)
 class _Group:
+    number: int
     admitted: int
     left: int
     tokens: Counter[int] = field(default_factory=Counter)
@@ -126,19 +129,20 @@ class _Replica:
 
 
 class _Run:
-    def __init__(self, pipeline: Pipeline, steps: int, rng: random.Random) -> None:
-        self.p, self.steps, self.rng = pipeline, steps, rng
+    def __init__(self, pipeline: Pipeline, steps: int, rng: random.Random, told: Told | None) -> None:
+        self.p, self.steps, self.told = pipeline, steps, told
+        ordered = partial(next, itertools.cycle(pipeline.lengths))
+        self.length: Callable[[], int] = partial(rng.choice, pipeline.lengths) if pipeline.shuffled else ordered
         self.warm = min(pipeline.eta + 6, steps // 2)
         self.now = self.waited = self.idle_since = self.begun = 0.0
-        self.version = self.open = self.number = self.sampled = self.dropped = 0
+        self.version = self.open = self.number = self.begun_groups = self.sampled = self.dropped = 0
         self.busy = self.finished = False
         self.replicas = [_Replica() for _ in range(pipeline.replicas)]
         self.flying: set[_Group] = set()
         self.stored: list[_Group] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.ages: list[int] = []
-        self.trained: Counter[bool] = Counter()
-        self.samples = 0
+        self.samples = self.tokens = self.masked = 0
 
     def run(self) -> Costs:
         """Events in their order until the batch after the last step is there."""
@@ -157,12 +161,13 @@ class _Run:
         while replicas := [each for each in self.replicas if self.may_begin(each)]:
             replica = min(replicas, key=lambda each: len(each.rows))
             self.open += 1
-            group = _Group(replica.swaps[-1][1], self.p.group_size)
+            group = _Group(self.begun_groups, replica.swaps[-1][1], self.p.group_size)
+            self.begun_groups += 1
             self.flying.add(group)
             self.advance(replica)
             for _ in range(self.p.group_size):
                 self.number += 1
-                end = replica.clock + self.rng.choice(self.p.lengths)
+                end = replica.clock + self.length()
                 heapq.heappush(replica.rows, (end, self.number, replica.clock, group))
             self.expect(replica)
 
@@ -228,8 +233,9 @@ class _Run:
         self.finished = self.version == self.steps
         if self.finished:
             return
-        for group in batch:
-            self.measure(group)
+        rows = [(group.number, group.tokens.total(), self.measure(group)) for group in batch]
+        if self.told is not None:
+            self.told(self.version, self.now, rows)
         self.later(self.p.step_seconds, self.commit)
 
     def evict(self) -> None:
@@ -244,13 +250,15 @@ class _Run:
         flying = [self.version - group.admitted for group in self.flying]
         return must_wait(chosen, stored, flying, self.p.eta, self.p.groups)
 
-    def measure(self, group: _Group) -> None:
-        if not self.counted:
-            return
-        self.ages.append(self.version - min(group.tokens))
-        self.samples += self.p.group_size
-        for version, tokens in group.tokens.items():
-            self.trained[self.version - version > self.p.eta] += tokens
+    def measure(self, group: _Group) -> int:
+        """Its tokens over the bound."""
+        over = sum(tokens for version, tokens in group.tokens.items() if self.version - version > self.p.eta)
+        if self.counted:
+            self.ages.append(self.version - min(group.tokens))
+            self.samples += self.p.group_size
+            self.tokens += group.tokens.total()
+            self.masked += over
+        return over
 
     def commit(self) -> None:
         self.version += 1
@@ -271,7 +279,7 @@ class _Run:
     def costs(self) -> Costs:
         counted = self.steps - self.warm
         seconds = (self.now - self.begun) / counted
-        tokens, over = sum(self.trained.values()), sum(age > self.p.eta for age in self.ages)
+        over = sum(age > self.p.eta for age in self.ages)
         mean = sum(self.p.lengths) / len(self.p.lengths)
         return Costs(
             step_seconds=seconds,
@@ -279,8 +287,8 @@ class _Run:
             age_mean=sum(self.ages) / len(self.ages),
             age_max=max(self.ages),
             over=over / len(self.ages),
-            masked=self.trained[True] / tokens,
-            length=tokens / self.samples / mean,
+            masked=self.masked / self.tokens,
+            length=self.tokens / self.samples / mean,
             dropped=self.dropped / max(1, self.sampled),
             waited=self.waited / (self.now - self.begun),
         )
