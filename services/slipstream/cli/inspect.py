@@ -63,7 +63,8 @@ def export(options: argparse.Namespace) -> int:
         if adapter is None:
             write_weights(checkpoint, target)
         else:
-            _export_adapters(checkpoint, adapter, model, config.model.dtype, target, options.adapter)
+            dtype = config.learner.precision.transfer or config.model.dtype
+            _export_adapters(checkpoint, adapter, model, dtype, target, options.adapter)
     except BaseException:
         shutil.rmtree(target)
         raise

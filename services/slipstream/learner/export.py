@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from slipstream.checkpoint.files import folder as folder_of
 from slipstream.checkpoint.finding import newest_complete, sealed, verify
@@ -53,23 +55,36 @@ def write_weights(checkpoint: Path, target: Path, file_bytes: int = FILE_BYTES) 
         shutil.copyfile(checkpoint / MODEL, target / MODEL)
         return
     saved = Saved(checkpoint, "model")
-    files = _split(saved, file_bytes)
+    write_files(target, {name: saved.nbytes(name) for name in saved.shapes}, saved.whole, file_bytes)
+
+
+def write_files(
+    target: Path, sizes: Mapping[str, int], tensor: Callable[[str], Tensor], file_bytes: int = FILE_BYTES
+) -> None:
+    """Write tensors into one file, or into several with an index; those of one file are in memory at once.
+
+    Args:
+        target: An existing folder.
+        sizes: Bytes of each tensor by name.
+        tensor: Gives a tensor.
+        file_bytes: Largest size of a file.
+    """
+    files = _split(sizes, file_bytes)
     index: dict[str, str] = {}
     for number, names in enumerate(files, 1):
         name = MODEL if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        save_file({each: saved.whole(each) for each in names}, target / name, {"format": "pt"})
+        save_file({each: tensor(each).contiguous() for each in names}, target / name, {"format": "pt"})
+        (target / name).chmod(0o644)  # safetensors makes private files
         index |= dict.fromkeys(names, name)
     if len(files) > 1:
-        total = sum(saved.nbytes(name) for name in index)
-        content = {"metadata": {"total_size": total}, "weight_map": index}
+        content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
         (target / f"{MODEL}.index.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def _split(saved: Saved, limit: int) -> list[list[str]]:
+def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     files: list[list[str]] = []
     room = -math.inf
-    for name in saved.shapes:
-        size = saved.nbytes(name)
+    for name, size in sizes.items():
         if size > room:
             files.append([])
             room = limit

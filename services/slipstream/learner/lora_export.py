@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.errors import UserError, install
+from slipstream.learner.export import write_files
 from slipstream.learner.shards import Saved
 from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
 from slipstream.weights.merging import merge_all
@@ -23,7 +24,8 @@ def write_merged(checkpoint: Path, adapter: dict[str, Any], model: Path, dtype: 
 
     Args:
         checkpoint: Where the adapters lie. adapter: Its `adapter.json`.
-        model: The base's folder. dtype: `model.dtype` of the run, in which the base is used and the result written.
+        model: The base's folder. dtype: What the weights of the run travel as: the base is used, and the result
+            written, in it.
         target: An existing folder.
 
     Raises:
@@ -36,10 +38,17 @@ def write_merged(checkpoint: Path, adapter: dict[str, Any], model: Path, dtype: 
             f"{adapter['base']['digest']}",
             "bring back the weights that they were trained on",
         )
-    kind: torch.dtype = getattr(torch, dtype)
-    whole = {name: value.to(kind) if value.is_floating_point() else value for name, value in base.items()}
-    whole |= merge_all(whole, adapter_weights(checkpoint), adapter["layers"], adapter["scale"])
-    _save(whole, target / "model.safetensors")
+    parts, kind = adapter_weights(checkpoint), getattr(torch, dtype)
+    adapted = {f"{layer}.weight": layer for layer in adapter["layers"]}
+
+    def whole(name: str) -> Tensor:
+        value = base[name].to(kind) if base[name].is_floating_point() else base[name]
+        if name not in adapted:
+            return value
+        return merge_all({name: value}, parts, [adapted[name]], adapter["scale"])[name]
+
+    sizes = {n: v.numel() * (kind if v.is_floating_point() else v.dtype).itemsize for n, v in base.items()}
+    write_files(target, sizes, whole)
 
 
 def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: Path) -> None:
@@ -63,18 +72,15 @@ def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: P
     )
     settings.save_pretrained(str(target))
     named = {f"{_PEFT_PREFIX}{name}": value for name, value in adapter_weights(checkpoint).items()}
-    _save(named, target / "adapter_model.safetensors")
+    path = target / "adapter_model.safetensors"
+    save_file(named, path, {"format": "pt"})
+    path.chmod(0o644)  # safetensors makes private files
 
 
 def adapter_weights(checkpoint: Path) -> dict[str, Tensor]:
     """The adapters of a checkpoint by name, whole, whichever ranks wrote them."""
     saved = Saved(checkpoint, "model")
     return {name: saved.whole(name) for name in saved.shapes}
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path, {"format": "pt"})
-    path.chmod(0o644)  # safetensors makes private files
 
 
 def _shortest(layers: list[str], model: Path) -> list[str]:
