@@ -272,9 +272,5 @@ def main() -> None:
     print(json.dumps({"benchmark": "plumbing", "figures": rounded, "aims": AIMS}))
 
 
-def _name(way: str) -> str:
-    return way.replace(", ", "_").replace(" ", "_").lower()
-
-
 if __name__ == "__main__":
     main()
