@@ -210,7 +210,10 @@ def elsewhere(python: str, options: argparse.Namespace) -> dict[str, float]:
     )
     if done.returncode:
         raise SystemExit(f"benchmarks.generate: {python} ended with {done.returncode}")
-    speeds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])["speeds"]
+    last = next(
+        line for line in reversed(done.stdout.splitlines()) if line.startswith("{")
+    )  # vLLM may say goodbye
+    speeds: dict[str, float] = json.loads(last)["speeds"]
     return speeds
 
 
