@@ -76,7 +76,7 @@ def run(trial: Trial, root: Path, name: str) -> dict[str, Any]:
         runner.inject(trial.schedule())
         hurt = time.monotonic() - started
         stack.hurry()
-        code = runner.wait(300.0)
+        code = runner.wait(300.0 + trial.prompts)  # a step is two prompts, in half a second at the worst
         runner.until_gone(60.0)
         found = problems(stack, trial.policy, trial.eta)
         if code:
