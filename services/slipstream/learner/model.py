@@ -7,7 +7,6 @@ tokens that need them. Shapes: R rows, L tokens, D hidden, V vocabulary.
 from __future__ import annotations
 
 import logging
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,15 @@ from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
+from slipstream.learner.lazy import Lazy, can_be_filled, without_memory
 from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name, without_dropout
 from slipstream.learner.lora_targets import check_names, check_targets
+from slipstream.learner.probing import additive, check_head, pair_cost, takes_mask
 from slipstream.learner.scorer import Scorer
 from slipstream.learner.sharding import reshard
 from slipstream.models.tensors import content_digest, read_tensors
 
 _LOG = logging.getLogger("slipstream.learner")
-# A query-key pair costs more than its share of arithmetic: softmax and masks, not only matrix products.
-_PAIR_OVERHEAD = 2.0
-_PROBE_TOLERANCE = 1e-3
 
 
 class Policy:
@@ -46,9 +44,21 @@ class Policy:
     """
 
     def __init__(
-        self, folder: Path, settings: ModelSection, device: str = "auto", lora: LoraSection | None = None
+        self,
+        folder: Path,
+        settings: ModelSection,
+        device: str = "auto",
+        lora: LoraSection | None = None,
+        lazily: bool = False,
     ) -> None:
         """Load from a Hugging Face folder.
+
+        Args:
+            folder: The model.
+            settings: Dtype and attention.
+            device: Where to.
+            lora: Adapters to train instead of the weights.
+            lazily: Leave the weights in the files until the model is sharded, where that can be; then `probe`.
 
         Raises:
             UserError: No such device, a folder that transformers cannot load, a head that is more than a
@@ -59,7 +69,14 @@ class Policy:
         lora = lora or LoraSection()
         check_targets(folder, lora)
         self.device = pick_device(device)
-        self.module = _load(folder, settings).to(self.device)
+        self.lazy: Lazy | None = None
+        lazy = _empty(folder, settings) if lazily and lora.rank is None else None
+        if lazy is None:
+            self.module = _load(folder, settings).to(self.device)
+        else:
+            self.module, self.lazy = lazy, Lazy(folder, lazy)
+            for buffer in self.module.buffers():
+                buffer.data = buffer.data.to(self.device)
         _switch_off_dropout_modules(self.module)
         self.adapters = add_adapters(self.module, lora)
         self.scorer = Scorer(self)
@@ -69,9 +86,23 @@ class Policy:
         self._embedding = self.module.get_input_embeddings()
         # The embedding's gradient must not skip an id because the tokenizer also pads with it.
         self._embedding.padding_idx = None
-        self.pair_cost = _pair_cost(self.module)
-        _check_head(self)
-        self.shares = settings.attention in ("sdpa", "eager") and _takes_mask(self)
+        self.pair_cost = pair_cost(self.module)
+        self.shares = False
+        if self.lazy is None:
+            self.probe()
+
+    def probe(self) -> None:
+        """Try what the model can do, once its weights are there; with several ranks common work.
+
+        Raises:
+            UserError: A head that is more than a matrix product.
+        """
+        self.lazy = None
+        with torch.no_grad():
+            self.scorer(None, 1.0, trial=lambda: check_head(self))
+            if self.module.config._attn_implementation in ("sdpa", "eager"):
+                self.shares = self.scorer(None, 1.0, trial=lambda: takes_mask(self))
+        reshard(self.scorer)
 
     @property
     def head_weight(self) -> nn.Parameter:
@@ -143,7 +174,7 @@ class Policy:
         """Final hidden states [R, L, D] of a micro-batch's tokens; the batch is on the policy's device."""
         mask = batch.mask_R1LL
         if mask is not None and self.module.config._attn_implementation == "eager":
-            mask = _additive(mask, self.module.dtype)
+            mask = additive(mask, self.module.dtype)
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
             hidden_RLD = self._trunk(batch.tokens_RL, batch.positions_RL, mask)
         return hidden_RLD.to(self.head_weight.dtype) if self.autocast else hidden_RLD
@@ -182,6 +213,19 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def _empty(folder: Path, settings: ModelSection) -> Any:
+    """The model with its parameters on the meta device, or None where its files cannot fill it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    _switch_off_dropout(config)
+    with without_memory():
+        module = AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
+        )
+    return module if can_be_filled(folder, module) else None
+
+
 def _load(folder: Path, settings: ModelSection) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -218,60 +262,3 @@ def _switch_off_dropout_modules(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
-
-
-def _pair_cost(module: Any) -> float:
-    """Arithmetic of one query-key pair over that of one token, from the model's own sizes."""
-    config = module.config.get_text_config()
-    layers, hidden = config.num_hidden_layers, config.hidden_size
-    embedding = module.get_input_embeddings().weight.numel()
-    body = max(sum(p.numel() for p in module.parameters()) - embedding, 1)
-    ratio: float = 4 * layers * hidden / (2 * body)
-    return _PAIR_OVERHEAD * ratio
-
-
-def _check_head(policy: Policy) -> None:
-    tokens_RL = torch.arange(6, device=policy.device)[None]
-    with torch.no_grad():
-        logits = policy.module(input_ids=tokens_RL, use_cache=False).logits
-        ours = policy._trunk(tokens_RL, None, None) @ policy.head_weight.T
-    if not _close(logits, ours):
-        raise UserError(
-            f"model {type(policy.module).__name__}: its logits are more than hidden states times the head "
-            "(a bias, scale or soft cap)",
-            "use a model without it",
-        )
-
-
-def _takes_mask(policy: Policy) -> bool:
-    """Whether a mask and positions of our own give each branch what it has by itself; tried, not assumed."""
-    config = policy.module.config.get_text_config()
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return False
-    branches_RL = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 0]], device=policy.device)
-    tree_RL = torch.tensor([[1, 2, 3, 4, 5, 0]], device=policy.device)
-    positions_RL = torch.tensor([[0, 1, 2, 3, 2, 3]], device=policy.device)
-    mask = torch.ones(6, 6, dtype=torch.bool, device=policy.device).tril()[None, None]
-    mask[..., 4:, 2:4] = False
-    if policy.module.config._attn_implementation == "eager":
-        mask = _additive(mask, policy.module.dtype)
-    try:
-        with torch.no_grad():
-            apart = policy._trunk(branches_RL, None, None)
-            together = policy._trunk(tree_RL, positions_RL, mask)[0]
-    except (ValueError, RuntimeError, TypeError) as error:
-        _LOG.info("samples are not shared in a row: %s", str(error).splitlines()[0])
-        return False
-    return _close(apart[0], together[:4]) and _close(apart[1, 2:], together[4:])
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    blocked = torch.full(mask.shape, torch.finfo(dtype).min, dtype=dtype, device=mask.device)
-    return blocked.masked_fill_(mask, 0.0)
-
-
-def _close(first: Tensor, second: Tensor) -> bool:
-    scale = float(first.float().abs().max())
-    tolerance = _PROBE_TOLERANCE if first.dtype == torch.float32 else 20 * _PROBE_TOLERANCE
-    distance = float((first.float() - second.float()).abs().max())
-    return math.isfinite(distance) and distance <= tolerance * max(scale, 1e-6)

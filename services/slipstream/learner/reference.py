@@ -78,7 +78,7 @@ def _load(source: Source, config: Config, ranks: Ranks) -> Policy:
     device = config.learner.device if ranks.mesh is None else str(ranks.device)
     lora = config.learner.lora if source.start is not None else None
     random = torch.get_rng_state()
-    policy = Policy(source.folder, learner_model(config), device, lora)
+    policy = Policy(source.folder, learner_model(config), device, lora, ranks.mesh is not None)
     policy.autocast = autocast_dtype(config.learner)
     torch.set_rng_state(random)  # adapters that were drawn for nothing must not change what the run draws
     policy.module.requires_grad_(False)
@@ -87,6 +87,8 @@ def _load(source: Source, config: Config, ranks: Ranks) -> Policy:
         parallel = config.learner.parallel.model_copy(update={"cpu_offload": offload})
         settings = config.learner.model_copy(update={"parallel": parallel})
         shard(policy.scorer, policy.module, ranks.mesh, settings)
+        if policy.lazy is not None:
+            policy.probe()
     if source.start is not None:
         state.load_weights(SimpleNamespace(policy=policy), source.start)
     return policy

@@ -6,7 +6,8 @@ of at most T, K further ids of each.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +27,28 @@ class Scorer(nn.Module):
         self.model = policy.module
         self._policy = (policy,)  # a tuple, so that torch does not look for modules in it
 
+    def fill(self, part: nn.Module) -> None:
+        """Read the weights of a part that is about to be sharded, where they are still in the files."""
+        policy = self._policy[0]
+        if policy.lazy is not None:
+            policy.lazy.fill(part, policy.device)
+
     def forward(
         self,
         batch: MicroBatch | None,
         temperature: float,
         tokens_RL: Tensor | None = None,
         ids_STK: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies [N] of the batch's pairs; or, of plain tokens, the last logits [R, V] twice.
+        trial: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Logprobs and entropies [N] of the batch's pairs; or, of plain tokens, the last logits [R, V] twice; or what
+        a trial gives, for which the root's weights are whole.
 
         With further ids of each of the M actions: logprobs [M, 1 + K], the action's own first, and entropies [M].
         """
         policy = self._policy[0]
+        if trial is not None:
+            return trial()
         if batch is None:
             logits_RV = policy.module(input_ids=tokens_RL, use_cache=False).logits[:, -1].clone()
             return logits_RV, logits_RV

@@ -6,7 +6,7 @@ rank imports none of torch.distributed, which takes seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: Learner
     """Shard the model block by block over the mesh's second dimension, replicated over its first.
 
     Args:
-        root: The module whose forward pass makes the logprobs; it owns embeddings, final norm and head.
+        root: The module whose forward pass makes the logprobs; it owns embeddings, final norm and head. Its `fill`
+            reads the weights of each part before that is sharded, if it has one.
         model: The transformers model inside it.
         mesh: (replicate, shard).
         settings: Precision and offloading.
@@ -42,8 +43,11 @@ def shard(root: nn.Module, model: nn.Module, mesh: DeviceMesh, settings: Learner
     over = mesh if mesh.size(0) > 1 else mesh["shard"]
     precision = MixedPrecisionPolicy(*shard_dtypes(settings))
     offload = CPUOffloadPolicy() if settings.parallel.cpu_offload else OffloadPolicy()
+    fill: Callable[[nn.Module], None] = getattr(root, "fill", lambda part: None)
     for block in blocks(model):
+        fill(block)  # one block at a time is whole
         fully_shard(block, mesh=over, mp_policy=precision, offload_policy=offload)
+    fill(root)
     fully_shard(root, mesh=over, mp_policy=precision, offload_policy=offload)
     for part in root.modules():
         if isinstance(part, FSDPModule):

@@ -83,12 +83,15 @@ class Trainer:
         self.ranks = Ranks() if ranks is None else ranks
         device = config.learner.device if self.ranks.mesh is None else str(self.ranks.device)
         check_precision(config, pick_device(device), alone=self.ranks.mesh is None)
-        self.policy = Policy(folder, learner_model(config), device, config.learner.lora)
+        lazily = self.ranks.mesh is not None
+        self.policy = Policy(folder, learner_model(config), device, config.learner.lora, lazily)
         self.policy.autocast = autocast_dtype(config.learner)
         freeze(self.policy.parameters(), config.learner.freeze)
         prepare_blocks(self.policy.module, config.learner)
         if self.ranks.mesh is not None:
             shard(self.policy.scorer, self.policy.module, self.ranks.mesh, config.learner)
+            if self.policy.lazy is not None:
+                self.policy.probe()
         trained = self.policy.parameters()
         hidden = hidden_matrices(self.policy.module, trained)
         self.optimizer = Optimizer(trained, config.learner.optimizer, planned_updates(config), hidden)

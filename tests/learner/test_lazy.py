@@ -1,0 +1,40 @@
+"""A model that is filled from its files part by part is the model that is loaded whole."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from slipstream.config.data import ModelSection
+from slipstream.learner.model import Policy
+from slipstream.learner.sharding import blocks
+
+
+def test_nothing_is_held_before_a_part_is_filled_and_then_all_is_as_loaded(llama_folder, make_llama, tmp_path):
+    for folder in (llama_folder, make_llama(tmp_path, tie_word_embeddings=False)):
+        whole = Policy(folder, ModelSection(), "cpu")
+        lazy = Policy(folder, ModelSection(), "cpu", lazily=True)
+        assert all(value.is_meta for value in lazy.module.parameters())
+        first, second = blocks(lazy.module)
+        lazy.scorer.fill(first)
+        assert not any(value.is_meta for value in first.parameters())
+        assert all(value.is_meta for value in second.parameters())
+        lazy.scorer.fill(second)
+        lazy.scorer.fill(lazy.scorer)
+        lazy.probe()
+        assert (lazy.tied, lazy.shares, lazy.lazy) == (whole.tied, whole.shares, None)
+        found = lazy.tensors()
+        assert found.keys() == whole.tensors().keys()
+        assert all(torch.equal(value, found[name]) for name, value in whole.tensors().items())
+        tokens = torch.tensor([[1, 2, 3]])
+        assert torch.equal(lazy.last_logits(tokens), whole.last_logits(tokens))
+
+
+def test_files_that_cannot_fill_the_model_are_loaded_whole(make_llama, tmp_path):
+    folder = make_llama(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": False}))
+    policy = Policy(folder, ModelSection(), "cpu", lazily=True)
+    assert policy.lazy is None
+    assert not any(value.is_meta for value in policy.module.parameters())
