@@ -52,6 +52,7 @@ class Ranks:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     mesh: DeviceMesh | None = None
     _announced: int = 0
+    _saves: int = 0
 
     @property
     def leads(self) -> bool:
@@ -67,6 +68,11 @@ class Ranks:
     def first_copy(self) -> bool:
         """Whether this rank's shards are the first of their replicas."""
         return self.mesh is None or self.mesh.get_local_rank("replicate") == 0
+
+    def next_save(self) -> int:
+        """Number of the next common save: alike on all ranks, and never used twice in one store."""
+        self._saves += 1
+        return self._saves
 
     def note(self, key: str, value: bytes) -> None:
         """Tell all ranks something under a key; from any thread."""

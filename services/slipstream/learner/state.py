@@ -66,21 +66,20 @@ class Saves:
         """
         self._ranks = ranks
         self._seconds = seconds
-        self._number = 0
         self._part: PartSave | None = None
 
     def writers(self, trainer: Stateful) -> dict[str, Writer]:
         """Rank 0: a writer for every file of the checkpoint, its own first, which has the others begin; none on the
         others, whose threads write."""
         own, ranks = writers(trainer, self._ranks), self._ranks
-        self._number += 1
         if ranks.size == 1:
             return own
+        number = ranks.next_save()
         if not ranks.leads:
             self.drop(self._seconds)
-            self._part = PartSave(ranks, self._number, own)
+            self._part = PartSave(ranks, number, own)
             return {}
-        common = CommonSave(ranks, self._number, self._seconds)
+        common = CommonSave(ranks, number, self._seconds)
         others = {
             file_name(stem, r, ranks.size): common.of(r) for r in ranks.others for stem in (MODEL, TRAINER)
         }
