@@ -16,7 +16,10 @@ class ModelSection(Section):
         "smollm2-135m-instruct",
         "a local Hugging Face folder, a built-in name (smollm2-135m-instruct, tiny-sorter) or a hub id",
     )
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "dtype of weights and compute")
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32",
+        "dtype that generators compute in, and the learner too unless learner.precision says otherwise",
+    )
     context_length: int | None = setting(
         None, "longest prompt plus completion, tokens; null takes the model's own", ge=8
     )
@@ -73,9 +76,9 @@ class SamplingSection(Section):
 
 
 class BatchSection(Section):
-    """How much one optimizer step sees."""
+    """How much one step sees."""
 
-    groups: int = setting(8, "groups (prompts) per optimizer step", ge=1)
+    groups: int = setting(8, "groups (prompts) per step; learner.n_mini optimizer steps are made on them", ge=1)
     group_size: int = setting(8, "samples per group", ge=1)
     drop_last: bool = setting(False, "skip the last partial batch of finite data instead of training on it")
 
@@ -97,7 +100,7 @@ class RunSection(Section):
     name: str | None = setting(None, "name of the run; null takes the config file's name and the time")
     root: str = setting("runs", "folder that holds run folders")
     seed: int = setting(0, "seed of everything random in the run", ge=0)
-    steps: int | None = setting(None, "optimizer steps to make; null trains until the data ends", ge=1)
+    steps: int | None = setting(None, "steps to make, each on one batch; null trains until the data ends", ge=1)
     epochs: int | None = setting(None, "passes over the prompts; null is unbounded", ge=1)
     record: bool = setting(
         False, "keep each step's groups and a digest of its weights, for `slipstream replay`"

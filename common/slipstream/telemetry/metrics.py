@@ -147,8 +147,8 @@ class LearnerMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.step = self.gauge("learner_step", "optimizer steps made")
-        self.steps = self.gauge("learner_planned_steps", "optimizer steps that the run is to make")
+        self.step = self.gauge("learner_step", "steps made, each on one batch")
+        self.steps = self.gauge("learner_planned_steps", "steps that the run is to make")
         self.version = self.gauge("learner_version", "newest version published")
         self.seconds = self.counter("learner_seconds_total", "seconds by part of the step", "part")
         self.tokens = self.counter("learner_tokens_total", "completion tokens trained on")

@@ -23,7 +23,8 @@ _ABOUT = """Asynchronous RL post-training of language models.
 
 Start with `slipstream up smollm2-sums`; it trains a small model on this machine. `slipstream COMMAND --help`
 says more about each command."""
-_CONFIG = """CONFIG is a YAML file, or the name of a config that comes with slipstream (smollm2-sums, tiny-sorter).
+_CONFIG = """CONFIG is a YAML file, or the name of a config that comes with slipstream (smollm2-sums,
+smollm2-sums-lora, tiny-sorter, qwen-gsm8k-1gpu).
 
 Any setting can be changed behind it, for example: staleness.max_staleness=2 run.steps=10
 reward.functions.0.use=math. Lists are indexed by number; a value is YAML. The same from the environment:
