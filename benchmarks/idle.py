@@ -9,7 +9,6 @@ each role does only what it does while it waits. CPU time is the kernel's count 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,8 @@ import time
 from pathlib import Path
 
 import psutil
+
+from benchmarks.result import tell
 
 START_SECONDS, SETTLE_SECONDS = 300.0, 10.0
 OVERRIDES = [
@@ -102,7 +103,7 @@ def main() -> None:
         print(f"{name:16} {percent:6.2f} %")
     figures = {name: round(percent, 2) for name, percent in found.items()}
     figures["busiest_percent"] = max(figures.values())
-    print(json.dumps({"benchmark": "idle", "figures": figures, "aims": AIMS}))
+    tell("idle", figures, AIMS)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 import yaml
 
+from benchmarks.result import tell
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, RunTerms
 from slipstream.ledger.server import embedded_server
@@ -269,7 +270,7 @@ def main() -> None:
           f"{alone['server_us_per_transition']:.0f} µs of the server's CPU each")  # fmt: skip
     figures |= alone
     rounded = {name: round(value, 3) for name, value in figures.items()}
-    print(json.dumps({"benchmark": "plumbing", "figures": rounded, "aims": AIMS}))
+    tell("plumbing", rounded, AIMS)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Any
 
+from benchmarks.result import tell
 from benchmarks.staleness_costs import Costs
 from benchmarks.staleness_plain import Plain
 from benchmarks.staleness_stack import Case, Stack, stack_of
@@ -44,7 +45,17 @@ EXPECTED = {
     4: (0.997, 0.04, 0.07, 0.18, 0.97, 0.83),
     8: (0.997, 0.005, 0.003, 0.01, 0.997, 0.96),
 }
-AIMS = {"share": 0.97, "masked": 0.035, "length": 0.02, "points_from_plain_queue": 3.0}
+AIMS = {
+    "sigma1.0_eta4_lane_share": ">= 0.97",
+    "sigma1.0_eta4_lane_masked": "<= 0.035",
+    "sigma1.0_eta4_lane_length": ">= 0.98",
+    **{
+        f"sigma1.0_eta{eta}_{way}_points_from_{what}": "<= 3"
+        for eta in (2, 4)
+        for way in ("token", "drop")
+        for what in ("plain_queue", "design")
+    },
+}
 LANE: dict[str, Any] = {"floor": 0.2, "order": "oldest_first", "express": 1, "express_sequences": 10}
 WAYS: dict[str, dict[str, Any]] = {
     "token": {"policy": "token"},
@@ -170,7 +181,7 @@ def main() -> None:
             for way in ways:
                 cases = [replace(case, **WAYS[way]) for case in base]
                 figures |= table(way, sigma, cases, url, options.out)
-    print(json.dumps({"benchmark": "staleness", "figures": figures, "aims": AIMS}))
+    tell("staleness", figures, {name: aim for name, aim in AIMS.items() if name in figures})
 
 
 if __name__ == "__main__":

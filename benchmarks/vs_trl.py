@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result import tell
 from slipstream.config.load import load_config
 from slipstream.models.cache import cache_root
 from slipstream.models.resolve import resolve
@@ -35,6 +36,7 @@ OURS = ["objective.recipe=grpo", "learner.optimizer.schedule=constant", "batch.g
         "learner.checkpoint.every=100000",
         "evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every=0", "evaluation.sets={}",
         "telemetry.log_format=json"]  # fmt: skip
+AIMS = {"wall_to_target_ratio": ">= 2.5"}
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def main() -> None:
             ours, split = run_ours(Path(scratch), seed, options.steps)
         pairs.append((trl, ours, split))
         print_pair(seed, trl, ours, split)
-    print(json.dumps(figures(pairs)))
+    tell("vs_trl", figures(pairs), AIMS)
 
 
 def trl_python() -> Path:
@@ -160,7 +162,7 @@ def print_pair(seed: int, trl: dict[str, Any], ours: dict[str, Any], split: dict
 
 
 def figures(pairs: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]]) -> dict[str, Any]:
-    """Medians over the seeds, with the aim."""
+    """Medians over the seeds."""
     ratios = {
         "wall_to_target_ratio": [_ratio(trl["target_wall"], ours["target_wall"]) for trl, ours, _ in pairs],
         "wall_40_steps_ratio": [_ratio(trl["wall"], ours["wall"]) for trl, ours, _ in pairs],
@@ -172,7 +174,7 @@ def figures(pairs: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]]
     }
     splits = [split for _, _, split in pairs]
     result |= {name: round(statistics.median(split[name] for split in splits), 3) for name in splits[0]}
-    return {"benchmark": "vs_trl", "figures": result, "aims": {"wall_to_target_ratio": ">= 2.5"}}
+    return result
 
 
 def _ratio(trl: float | None, ours: float | None) -> float | None:

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.result import tell
 from benchmarks.weights_peers import gloo, safetensors, sockets
 from slipstream.supervisor.plan import STREAM_FROM
 from slipstream.weights.bench import Paired, Row, measure, paired_of, row, timed
@@ -161,7 +162,6 @@ def figures(table: Table) -> dict[str, object]:
         "learner_stall_of_memcpy": round(shm.stall_of_memcpy, 3),
         **ratios,
         **rows,
-        "not_measured": table.missing,
     }
 
 
@@ -187,7 +187,7 @@ def main() -> None:
     print(f"{'way':12} {'receivers':>9} {'ms':>8} {'GB/s':>7} {'CPU s/GB':>9} {'stall':>7} {'published':>10}")
     ours(table, data, repeats, options.ucx_python)
     theirs(table, data, repeats, options.ray_python)
-    print(json.dumps({"benchmark": "weights", "figures": figures(table), "aims": AIMS}))
+    tell("weights", figures(table), AIMS, not_measured=table.missing)
 
 
 if __name__ == "__main__":

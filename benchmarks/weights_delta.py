@@ -10,13 +10,13 @@ hardly matters to AdamW, the learning rate and the wire's dtype do. Aim: below 5
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.result import tell
 from slipstream.models.resolve import resolve
 from slipstream.weights.delta import encode
 from slipstream.weights.manifest import Layout, layout
@@ -83,11 +83,7 @@ def main() -> None:
             f"{wire:9} lr {rate:g}: {found['density']:.2%} of the elements change per step, "
             f"the delta has {found['of_dense_bytes']:.2%} of the dense bytes"
         )
-    print(
-        json.dumps(
-            {"benchmark": "weights_delta", "figures": figures, "aims": {"bfloat16_of_dense_bytes": "< 0.05"}}
-        )
-    )
+    tell("weights_delta", figures, {"bfloat16_of_dense_bytes": "< 0.05"})
 
 
 if __name__ == "__main__":

@@ -25,11 +25,12 @@ from benchmarks.chaos.checks import problems
 from benchmarks.chaos.runner import ChaosError, Runner
 from benchmarks.chaos.schedule import MENU, Fault, embedded, longer, make_schedule
 from benchmarks.chaos.stack import Stack
+from benchmarks.result import tell
 from slipstream.run_folder import read_lines
 
 POLICIES = ("token", "wait", "drop")
 WAYS = (*POLICIES, "embedded")
-AIMS = {"problems": 0}
+AIMS = {"problems": "== 0"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def main() -> int:
         print(f"problem: {text}", file=sys.stderr)
     kinds = sum((Counter(result.get("by_kind", {})) for result in results), Counter[str]())
     figures = {"faults": sum(kinds.values()), "by_kind": dict(kinds), "problems": len(found)}
-    print(json.dumps({"benchmark": "chaos", "seed": seed, "figures": figures, "aims": AIMS}))
+    tell("chaos", figures, AIMS, seed=seed)
     return 1 if found else 0
 
 
