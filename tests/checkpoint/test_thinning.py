@@ -7,7 +7,7 @@ import os
 import pytest
 
 from slipstream.checkpoint.files import digest_file
-from slipstream.checkpoint.finding import complete, newest_complete, verify
+from slipstream.checkpoint.finding import complete, newest_complete, sealed, verify
 from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import write
 
@@ -65,3 +65,21 @@ def test_an_entry_that_is_not_what_lies_there_is_refused(tmp_path):
     with pytest.raises(OSError, match="5 were written"):
         write(tmp_path, 1, {"a": somewhere_else})
     assert not list(tmp_path.iterdir())
+
+
+def test_one_that_somebody_reads_is_spared(tmp_path):
+    older, _ = save(tmp_path, 1), save(tmp_path, 2)
+    assert thin(tmp_path, 1, PATTERN, spare=1) == []
+    assert names(older) == sorted(NAMES)
+    assert thin(tmp_path, 1, PATTERN) == [older]
+
+
+def test_what_is_not_a_whole_checkpoint_in_place_is_passed_over(tmp_path):
+    """One set aside by a process that died, one whose manifest is torn, and one that lacks a file."""
+    aside, torn, lacking, whole = (save(tmp_path, step) for step in (1, 2, 3, 4))
+    aside = aside.rename(tmp_path / ".step-00000001.replaced")
+    (torn / "MANIFEST.json").write_text("{")
+    (lacking / "model.safetensors").unlink()
+    assert thin(tmp_path, 0, PATTERN) == [whole]
+    assert names(aside) == names(torn) == sorted(NAMES)
+    assert [path for _, path in sealed(tmp_path)] == [whole, lacking]

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from slipstream.checkpoint.finding import prune, verify
 from slipstream.checkpoint.writing import write
 from slipstream.errors import UserError
+from slipstream.learner.restore import write_checkpoint
 from slipstream.learner.uploading import Uploader, open_store
 
 
@@ -148,3 +149,32 @@ async def test_what_an_earlier_start_left_is_uploaded(tmp_path, start):
 def test_a_place_that_no_package_knows_is_a_mistake():
     with pytest.raises(UserError, match=r"learner\.checkpoint\.upload 'nowhere://x'"):
         open_store("nowhere://x")
+
+
+async def test_one_that_is_written_anew_meanwhile_is_sent_again_as_it_is_now(tmp_path, through):
+    path = save(tmp_path, 1)
+    through._system.gate.clear()
+    through.offer(1, path)
+    assert await asyncio.to_thread(through._system.entered.wait, 30)
+    save(tmp_path, 1, "other")
+    through._system.gate.set()
+    assert await through.settled(30.0)
+    assert through.failed == 1
+    there = tmp_path / "there" / "r" / "step-00000001"
+    assert {file.relative_to(there): file.read_bytes() for file in there.rglob("*") if file.is_file()} == {
+        file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
+
+
+def test_one_that_is_read_keeps_its_optimizer(tmp_path):
+    keep = SimpleNamespace(keep_last=3, keep_every=None, keep_optimizer_last=1)
+    parts = SimpleNamespace(
+        config=SimpleNamespace(learner=SimpleNamespace(checkpoint=keep)),
+        folder=SimpleNamespace(checkpoints=tmp_path),
+        uploader=SimpleNamespace(busy=1),
+    )
+    files = ("model.safetensors", "trainer.safetensors")
+    for step in (1, 2, 3):
+        write_checkpoint(parts, step, {name: lambda path: path.write_text("x") and None for name in files})
+    kept = [(tmp_path / f"step-0000000{step}" / files[1]).exists() for step in (1, 2, 3)]
+    assert kept == [True, False, True]

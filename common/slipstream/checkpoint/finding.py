@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from slipstream.checkpoint.files import (
     MANIFEST,
     MARKER,
     SCHEMA,
+    FileEntry,
     FolderManifest,
     digest_file,
     remove,
@@ -62,12 +64,36 @@ def complete(root: Path) -> list[tuple[int, Path]]:
 
 
 def sealed(root: Path) -> list[tuple[int, Path]]:
-    """Every checkpoint that was sealed, newest first, without a look at its bytes.
+    """Every checkpoint in place that was sealed and says what it holds, newest first, without a look at its bytes.
 
     Raises:
         UserError: The folder cannot be read.
     """
-    return [(step, path) for step, path in _candidates(root) if (path / MARKER).exists()]
+    return [(step, path) for step, path in _sealed(root) if path.name[0] != "." and manifest_of(path)]
+
+
+def manifest_of(path: Path) -> FolderManifest | None:
+    """What a checkpoint says that it holds; None where that cannot be read."""
+    try:
+        return msgspec.json.decode((path / MANIFEST).read_bytes(), type=FolderManifest)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def entries(path: Path, *patterns: str) -> dict[str, FileEntry]:
+    """Size and digest of those files of a checkpoint whose names fit one of the patterns.
+
+    Raises:
+        UserError: The checkpoint does not say what it holds.
+    """
+    manifest = manifest_of(path)
+    if manifest is None:
+        raise UserError(f"checkpoint {path}: {MANIFEST} cannot be read", "take another one")
+    return {
+        name: entry
+        for name, entry in sorted(manifest.files.items())
+        if any(fnmatch(name, pattern) for pattern in patterns)
+    }
 
 
 def verify(path: Path) -> list[str]:
@@ -104,7 +130,7 @@ def prune(root: Path, keep_last: int, keep_every: int = 0, spare: int | None = N
         raise UserError(
             f"learner.checkpoint.keep_last is {keep_last}", "use 1 or more: the newest is needed to resume"
         )
-    found = sealed(root)
+    found = _sealed(root)
     if not found:
         return []
     newest = found[0][0]
@@ -119,6 +145,11 @@ def prune(root: Path, keep_last: int, keep_every: int = 0, spare: int | None = N
     except OSError as error:
         raise user_error(root, error) or error from error
     return [path for _, path in old]
+
+
+def _sealed(root: Path) -> list[tuple[int, Path]]:
+    """Also those set aside, of which a crash may have left the only one of its step."""
+    return [(step, path) for step, path in _candidates(root) if (path / MARKER).exists()]
 
 
 def _file_problem(path: Path, name: str, manifest: FolderManifest) -> str:

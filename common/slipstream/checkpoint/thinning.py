@@ -8,39 +8,46 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from slipstream.checkpoint.files import MANIFEST, FileEntry, FolderManifest, fsync_path
-from slipstream.checkpoint.finding import sealed
+from slipstream.checkpoint.files import FileEntry, fsync_path
+from slipstream.checkpoint.finding import entries, sealed
 from slipstream.checkpoint.writing import Writer, write
 
 
-def thin(root: Path, keep_last: int, pattern: str) -> list[Path]:
+def thin(root: Path, keep_last: int, pattern: str, spare: int | None = None) -> list[Path]:
     """Write older checkpoints anew without some of their files; returns those that were changed.
 
-    The files that stay are linked, not copied, and the new folder takes the old one's place in one rename: at each
-    instant there is a complete checkpoint of the step.
+    The files that stay are linked, not copied. The old folder is renamed aside before the new one takes its place: at
+    each instant there is a complete checkpoint of the step, for a moment under the hidden name alone. One whose files
+    are not those that it names is left as it is.
 
     Args:
         root: Folder of all checkpoints; nobody else writes to it.
         keep_last: So many of the newest stay as they are.
         pattern: Names of the files to take out, as fnmatch has it.
+        spare: A step that stays as it is for now, because somebody reads it.
 
     Raises:
         UserError: The folder cannot be written.
     """
     changed = []
     for step, path in sealed(root)[keep_last:]:
-        files = msgspec.json.decode((path / MANIFEST).read_bytes(), type=FolderManifest).files
-        if any(fnmatch.fnmatch(name, pattern) for name in files):
-            changed.append(write(root, step, _links(path, files, pattern)))
+        files = entries(path, "*")
+        left = {name: entry for name, entry in files.items() if not fnmatch.fnmatch(name, pattern)}
+        if step != spare and len(left) < len(files) and _are_there(path, left):
+            changed.append(write(root, step, _links(path, left)))
     return changed
 
 
-def _links(folder: Path, files: Mapping[str, FileEntry], pattern: str) -> dict[str, Writer]:
-    return {
-        name: _link(folder / name, entry) for name, entry in files.items() if not fnmatch.fnmatch(name, pattern)
-    }
+def _are_there(folder: Path, files: Mapping[str, FileEntry]) -> bool:
+    """Whether all have their sizes: a damaged one is for a resume to pass over, not for the learner to end by."""
+    try:
+        return all((folder / name).stat().st_size == entry.bytes for name, entry in files.items())
+    except OSError:
+        return False
+
+
+def _links(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, Writer]:
+    return {name: _link(folder / name, entry) for name, entry in files.items()}
 
 
 def _link(source: Path, entry: FileEntry) -> Writer:

@@ -137,7 +137,7 @@ def write_checkpoint(
     uploading = parts.uploader.busy if parts.uploader else None
     prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0, uploading)
     if keep.keep_optimizer_last is not None:
-        thin(parts.folder.checkpoints, keep.keep_optimizer_last, OPTIMIZER_FILES)
+        thin(parts.folder.checkpoints, keep.keep_optimizer_last, OPTIMIZER_FILES, uploading)
 
 
 def _unwanted(path: Path, makers: Mapping[int, str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from slipstream.checkpoint.files import MARKER
 from slipstream.checkpoint.finding import sealed
-from slipstream.errors import UserError
+from slipstream.errors import SlipstreamError, UserError
 from slipstream.telemetry.metrics import LearnerMetrics
 
 log = logging.getLogger("slipstream.learner")
@@ -44,7 +44,7 @@ class Uploader:
     """Uploads the newest checkpoint that was offered; `run` must be running.
 
     Attributes:
-        busy: The step whose folder is being read; it must not be pruned meanwhile.
+        busy: The step whose folder is being read; it must be neither pruned nor thinned meanwhile.
         failed: Attempts that failed.
     """
 
@@ -148,4 +148,6 @@ class Uploader:
             place = f"{target}/{file.relative_to(path).as_posix()}"
             self._system.makedirs(place.rpartition("/")[0], exist_ok=True)
             self._system.put_file(str(file), place)
+        if (path / MARKER).read_bytes() != sealed_as:
+            raise SlipstreamError("it was written anew meanwhile, so that its files may be of both")
         self._system.pipe_file(marker, sealed_as)
