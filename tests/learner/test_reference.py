@@ -11,6 +11,7 @@ from torch import nn
 
 from slipstream.algo.prepare import prepare
 from slipstream.algo.recipes import resolve
+from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import write
 from slipstream.config.data import ModelSection
 from slipstream.config.load import build
@@ -20,6 +21,7 @@ from slipstream.learner.collect import global_batch
 from slipstream.learner.identity import identity_of, refuse_changed
 from slipstream.learner.model import Policy
 from slipstream.learner.reference_source import find_reference, reference_digest
+from slipstream.learner.state import OPTIMIZER_FILES
 
 BETA = 0.5
 KL = "slipstream_objective_kl_nats"
@@ -270,3 +272,21 @@ def test_a_resume_with_another_reference_is_refused_by_name(folders, tmp_path):
     changed = dict(first, **{"reference model": reference_digest(_config(policy, "start"), policy)})
     with pytest.raises(UserError, match=r"reference model is '.*' and was '"):
         refuse_changed(tmp_path, changed)
+
+
+def test_a_start_that_lost_its_optimizer_is_the_same_reference(make_trainer, folders, random_groups, tmp_path):
+    """Another run may thin its checkpoints; what this one measures its KL to are their weights."""
+    trainer = make_trainer(folder=folders[0])
+    start = write(tmp_path / "checkpoints", 1, trainer.save_writers())
+    config = _config(folders[0], "start", start_from=str(start))
+    before = reference_digest(config, folders[0])
+    assert thin(start.parent, 0, OPTIMIZER_FILES) == [start]
+    assert reference_digest(config, folders[0]) == before
+    trainer.step(random_groups(), 0)
+    write(start.parent, 1, trainer.save_writers())
+    assert reference_digest(config, folders[0]) != before
+
+
+def test_a_reference_that_does_not_name_its_tokens_is_taken(folders, make_llama, tmp_path):
+    folder = make_llama(tmp_path / "bare")
+    assert find_reference(_config(folders[0], str(folder)), folders[0]).folder == folder

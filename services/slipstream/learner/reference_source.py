@@ -13,10 +13,11 @@ from typing import Any
 
 import xxhash
 
-from slipstream.checkpoint.files import MARKER
+from slipstream.checkpoint.finding import entries
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.learner.identity import NO_REFERENCE
+from slipstream.learner.lora_checkpoint import FILE as ADAPTER
 from slipstream.learner.start import start_checkpoint
 from slipstream.models.resolve import resolve
 from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
@@ -46,7 +47,9 @@ class Source:
         config = {name: value for name, value in _config(self.folder).items() if name not in _PASSING}
         digest.update(json.dumps(config, sort_keys=True).encode())
         if self.start is not None:
-            digest.update((self.start / MARKER).read_bytes())
+            # of its files those that are the weights: the others may be taken out of it later (`thin`)
+            for name, entry in entries(self.start, "model*.safetensors", ADAPTER).items():
+                digest.update(f"{name} {entry.bytes} {entry.xxh3_128}\n".encode())
         return digest.hexdigest()
 
 
@@ -69,7 +72,7 @@ def find_reference(config: Config, model: Path) -> Source | None:
         folder = resolve(source)
     except UserError as error:
         raise UserError(f"learner.reference.source: {error.problem}", error.mend) from None
-    if _vocabulary(folder) != _vocabulary(model) or _tokens(folder) != _tokens(model):
+    if _differ(_vocabulary(folder), _vocabulary(model)) or _differ(_tokens(folder), _tokens(model)):
         raise UserError(
             f"learner.reference.source {source!r}: its vocabulary is not that of model.source "
             f"{config.model.source!r}, so its logprobs would be those of other tokens",
@@ -82,6 +85,11 @@ def reference_digest(config: Config, model: Path) -> str:
     """The reference's entry in a run's identity."""
     source = find_reference(config, model)
     return NO_REFERENCE if source is None else source.digest()
+
+
+def _differ(theirs: object, ours: object) -> bool:
+    """Whether both are known and not the same."""
+    return theirs is not None and ours is not None and theirs != ours
 
 
 def _config(folder: Path) -> dict[str, Any]:
