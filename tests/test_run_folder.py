@@ -127,6 +127,20 @@ def test_each_attempt_is_recorded(folder: RunFolder) -> None:
     assert json.loads((second / "provenance.json").read_text()) == {"python": "4"}
 
 
+def test_an_attempt_that_was_refused_leaves_the_config_before_it(folder: RunFolder) -> None:
+    first = folder.record_attempt(_config(name="r", steps=1), {})
+    folder.take_back(first)
+    assert load_config(folder.config, environment={})[0].run.steps == 1  # there was none before it
+    refused = folder.record_attempt(_config(name="r", steps=2), {})
+    folder.take_back(refused)
+    assert load_config(folder.config, environment={})[0].run.steps == 1
+    assert len(list((folder.path / "attempts").iterdir())) == 2
+    stepped = folder.record_attempt(_config(name="r", steps=3), {})
+    append_line(folder.steps, {"step": 1})
+    folder.take_back(stepped)
+    assert load_config(folder.config, environment={})[0].run.steps == 3
+
+
 def test_roles_read_the_objective_that_was_meant(folder: RunFolder) -> None:
     """Every role reads the recorded config; a recipe's own values must survive it."""
     config = _config(name="r")

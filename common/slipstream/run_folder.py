@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -36,6 +36,13 @@ def check_name(setting: str, name: str) -> None:
     if not _NAME.fullmatch(name):
         mend = "use up to 63 letters, digits, dots, dashes and underscores"
         raise UserError(f"{setting} {name!r} cannot be part of a path", mend)
+
+
+class Before(NamedTuple):
+    """What a run's folder held before an attempt: the recorded config, None without one, and bytes of steps."""
+
+    config: str | None
+    steps: int
 
 
 class RunFolder:
@@ -161,13 +168,32 @@ class RunFolder:
         note = self.path / ".ledger"
         return note.read_text(encoding="utf-8") if self.in_use and note.exists() else None
 
-    def record_attempt(self, config: Config, provenance: dict[str, Any]) -> None:
-        """Write the resolved config and the provenance of this attempt; both hold no secrets."""
+    def record_attempt(self, config: Config, provenance: dict[str, Any]) -> Before:
+        """Write the resolved config and the provenance of this attempt; both hold no secrets.
+
+        Returns:
+            What to `take_back` if the attempt is refused.
+        """
+        before = Before(
+            self.config.read_text(encoding="utf-8") if self.config.exists() else None, self._step_bytes()
+        )
         text = yaml.safe_dump(resolved(config), sort_keys=False, allow_unicode=True)
         folder = self.path / "attempts" / f"{len(list((self.path / 'attempts').iterdir())):03d}"
         folder.mkdir()
         (folder / "config.yaml").write_text(text, encoding="utf-8")
         (folder / "provenance.json").write_text(json.dumps(provenance, indent=2), encoding="utf-8")
+        self._write_config(text)
+        return before
+
+    def take_back(self, before: Before) -> None:
+        """After an attempt that was refused: unless it made a step, the config that counts is the one before it."""
+        if before.config is not None and self._step_bytes() == before.steps:
+            self._write_config(before.config)
+
+    def _step_bytes(self) -> int:
+        return self.steps.stat().st_size if self.steps.exists() else 0
+
+    def _write_config(self, text: str) -> None:
         partial = self.config.with_suffix(".partial")
         partial.write_text(text, encoding="utf-8")
         partial.rename(self.config)

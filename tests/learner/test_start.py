@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slipstream.checkpoint.finding import prune
 from slipstream.checkpoint.writing import write
+from slipstream.config.load import build
 from slipstream.errors import UserError
-from slipstream.learner.start import look_for_start, start_checkpoint
+from slipstream.learner.start import look_for_start, pinned, start_checkpoint
+from slipstream.run_folder import RunFolder
 
 
 def _write(root, step):
@@ -52,3 +55,54 @@ def test_weights_of_another_model_are_refused(make_trainer, make_llama, tmp_path
     other = make_trainer(folder=make_llama(tmp_path / "other", hidden_size=64))
     with pytest.raises(UserError, match="another model"):
         other.load_weights(folder)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """Record an attempt at a run that starts from a place, as `up` does; returns what it then begins with."""
+
+    def record(source):
+        folder = RunFolder(tmp_path / "runs", "new")
+        folder.create()
+        tree = {
+            "data": {"kind": "arithmetic"},
+            "reward": {"functions": [{"use": "last_number"}]},
+            "learner": {"start_from": str(source)},
+        }
+        config = pinned(build(tree)[0], folder)
+        folder.record_attempt(config, {})
+        return config.learner.start_from
+
+    return record
+
+
+def test_a_run_that_trains_on_does_not_move_the_start_of_another(tmp_path, recorded, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    older = _write(tmp_path / "old", 2)
+    assert recorded("old") == str(older)
+    newer = _write(tmp_path / "old", 5)
+    assert recorded("old") == recorded(tmp_path / "old") == recorded(older) == str(older)
+    assert recorded(newer) == str(newer)
+    assert recorded("old") == str(newer)
+
+
+def test_another_run_is_another_start(tmp_path, recorded):
+    recorded(_write(tmp_path / "old", 2))
+    other = _write(tmp_path / "other", 3)
+    assert recorded(tmp_path / "other") == str(other)
+
+
+def test_a_start_that_is_gone_matters_only_before_the_first_checkpoint(tmp_path, recorded):
+    older = _write(tmp_path / "old", 2)
+    recorded(tmp_path / "old")
+    newer = _write(tmp_path / "old", 5)
+    prune(tmp_path / "old" / "checkpoints", 1)
+    assert recorded(tmp_path / "old") == str(newer)
+    _write(tmp_path / "runs" / "new", 1)
+    _write(tmp_path / "old", 7)
+    prune(tmp_path / "old" / "checkpoints", 1)
+    assert recorded(tmp_path / "old") == str(newer)
+    assert recorded(older) == str(older)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"learner\.start_from .*empty.* holds no complete checkpoint"):
+        recorded(tmp_path / "empty")

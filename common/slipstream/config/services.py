@@ -137,8 +137,8 @@ class LearnerSection(Section):
     lora: LoraSection = sub(LoraSection, "low-rank adapters instead of all weights")
     start_from: str | None = setting(
         None,
-        "begin a new run with the weights of another run's newest checkpoint, or of one checkpoint: its folder; "
-        "optimizer and counts start anew",
+        "begin a new run with the weights of another run's newest checkpoint, or of one checkpoint: its folder; `up` "
+        "writes down which checkpoint that is and keeps to it; optimizer and counts start anew",
     )
     reference: ReferenceSection = sub(ReferenceSection, "the model that the KL is measured to")
     freeze: list[str] = setting([], "patterns over the names of parameters that are not trained")

@@ -8,7 +8,7 @@ import socket
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.run_folder import RunFolder
+from slipstream.run_folder import Before, RunFolder
 
 _LIBRARIES = {"rollout": ("torch", "transformers"), "learner": ("torch", "transformers")}
 
@@ -32,16 +32,20 @@ def check_libraries(role: str) -> None:
         )
 
 
-def prepare_folder(role: str, config: Config, folder: RunFolder) -> None:
+def prepare_folder(role: str, config: Config, folder: RunFolder) -> Before | None:
     """Make the run's folder where this role keeps something in it; the learner also records the attempt.
+
+    Returns:
+        What was there before an attempt that was recorded, to be taken back if the attempt is refused.
 
     Raises:
         UserError: The folder cannot be written.
     """
     if role not in ("learner", "buffer"):
-        return
+        return None
     folder.create()
-    if role == "learner" and os.environ.get("RANK", "0") == "0":
-        from slipstream.provenance import collect
+    if role != "learner" or os.environ.get("RANK", "0") != "0":
+        return None
+    from slipstream.provenance import collect
 
-        folder.record_attempt(config, collect())
+    return folder.record_attempt(config, collect())

@@ -13,12 +13,13 @@ from slipstream.cli.checks import missing_files
 from slipstream.config.load import load_config
 from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
-from slipstream.errors import EXIT_OK, ConfigError, UserError
+from slipstream.errors import EXIT_OK, EXIT_USER, ConfigError, UserError
 from slipstream.learner.identity import refuse_changed_since, settings_of
 from slipstream.learner.launch import launch, ranks_to_start
+from slipstream.learner.start import pinned
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.process import PARENT_VARIABLE, die_with_parent, end_on_sigterm, exit_now, run_process
-from slipstream.run_folder import RunFolder, check_name, new_name
+from slipstream.run_folder import Before, RunFolder, check_name, new_name
 from slipstream.telemetry.logs import set_up_logs
 
 log = logging.getLogger("slipstream.cli")
@@ -60,16 +61,18 @@ def role(options: argparse.Namespace) -> int:
     name = name_of(options.role, options.name)
     check_name("--name", name)
     check_libraries(options.role)
-    if PARENT_VARIABLE not in os.environ:
-        prepare_folder(options.role, config, folder)
+    if options.role == "learner":
+        config = pinned(config, folder)
+    before = None if PARENT_VARIABLE in os.environ else prepare_folder(options.role, config, folder)
     set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level, options.role)
     more = config.learner.checkpoint.stop_seconds if options.role == "learner" else 0.0
     if options.role == "learner" and (ranks := ranks_to_start(config)):
-        return launch(ranks, sys.argv[1:], config.supervisor.drain_seconds + more)
+        code = launch(ranks, sys.argv[1:], config.supervisor.drain_seconds + more)
+        return _ended(code, folder, before)
     code = run_process(
         _service(options.role, name, config, folder), config.supervisor.drain_seconds, save_seconds=more
     )
-    exit_now(code)
+    exit_now(_ended(code, folder, before))
     return code
 
 
@@ -90,6 +93,13 @@ def fetch(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _ended(code: int, folder: RunFolder, before: Before | None) -> int:
+    """The exit code of an attempt; one that was refused leaves the config of the attempt before it to go on with."""
+    if code == EXIT_USER and before is not None:
+        folder.take_back(before)
+    return code
+
+
 def _supervise(config: Config, warnings: list[str]) -> int:
     from slipstream.provenance import collect
     from slipstream.supervisor.summary import print_summary
@@ -97,11 +107,12 @@ def _supervise(config: Config, warnings: list[str]) -> int:
 
     _refuse_what_up_cannot_do(config)
     folder = RunFolder.of(config)
+    config = pinned(config, folder)
     refuse_changed_since(folder.checkpoints, settings_of(config))
     folder.create()
     set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
     with folder.held():
-        folder.record_attempt(config, collect())
+        before = folder.record_attempt(config, collect())
         for warning in warnings:
             log.warning("config: %s", warning)
         log.info("run %s in %s", folder.name, folder.path)
@@ -122,7 +133,8 @@ def _supervise(config: Config, warnings: list[str]) -> int:
             log.info("to go on: slipstream resume %s", folder.path)
         if cause:
             log.error("the run ended early: %s", cause)  # once more, so that it stands last
-    return fault or outcome
+        code = _ended(fault or outcome, folder, before)
+    return code
 
 
 def _refuse_what_up_cannot_do(config: Config) -> None:

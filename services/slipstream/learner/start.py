@@ -10,7 +10,10 @@ from pathlib import Path
 
 from slipstream.checkpoint.files import MARKER, step_of
 from slipstream.checkpoint.finding import newest_complete, verify
+from slipstream.config.load import load_config
+from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.run_folder import RunFolder
 
 _MEND = "give the folder of a run, or of one of its checkpoints (RUN/checkpoints/step-…)"
 
@@ -47,3 +50,42 @@ def start_checkpoint(source: str) -> Path:
     if found.path is None:
         raise UserError(f"learner.start_from {source!r} holds no complete checkpoint", _MEND)
     return found.path
+
+
+def pinned(config: Config, folder: RunFolder) -> Config:
+    """The config with one checkpoint in `learner.start_from` where it names a run, which may train on and prune.
+
+    All processes of the new run, its resumes and its replays must mean the same weights: what was recorded once is
+    kept for as long as the same run is named.
+
+    Args:
+        config: A config that is about to be recorded.
+        folder: The new run's folder.
+
+    Raises:
+        UserError: There is no checkpoint, and the run has none of its own to go on from.
+    """
+    source = config.learner.start_from
+    if source is None:
+        return config
+    path = Path(source).expanduser().absolute()
+    begun, own = _begun_with(folder, path), any(folder.checkpoints.glob("step-*"))
+    if begun is not None and (own or begun.is_dir()):
+        start = begun
+    elif step_of(path) is not None or (own and not path.is_dir()):
+        start = path
+    else:
+        start = start_checkpoint(source).absolute()
+    return config.model_copy(update={"learner": config.learner.model_copy(update={"start_from": str(start)})})
+
+
+def _begun_with(folder: RunFolder, source: Path) -> Path | None:
+    """The checkpoint that the run's recorded config names, if it lies in this place."""
+    if not folder.config.is_file():
+        return None
+    try:
+        recorded = load_config(folder.config, environment={})[0].learner.start_from
+    except UserError:  # of another version: it says nothing
+        return None
+    start = Path(recorded or ".").absolute()
+    return start if step_of(start) is not None and start.resolve().is_relative_to(source.resolve()) else None
