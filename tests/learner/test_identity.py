@@ -50,6 +50,15 @@ def test_the_same_run_goes_on(checkpoint, model):
 def test_what_may_change_is_not_part_of_the_identity(checkpoint):
     learner = {"optimizer": {"learning_rate": 1e-3}, "checkpoint": {"every": 3}}
     refuse_changed(checkpoint, settings_of(config_of(learner=learner, staleness={"max_staleness": 2})))
+    dtypes = {"precision": {"master": "float32", "transfer": "float32"}}
+    refuse_changed(checkpoint, settings_of(config_of(learner=dtypes, model={"dtype": "bfloat16"})))
+
+
+def test_an_older_checkpoint_is_compared_by_the_names_that_both_know(checkpoint):
+    (checkpoint / IDENTITY).write_text(json.dumps({"model.dtype": "float32", "run.seed": 0}))
+    refuse_changed(checkpoint, settings_of(config_of(model={"dtype": "bfloat16"})))
+    with pytest.raises(UserError, match=r"run\.seed is 1 and was 0"):
+        refuse_changed(checkpoint, settings_of(config_of(run={"seed": 1})))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +68,12 @@ def test_what_may_change_is_not_part_of_the_identity(checkpoint):
         ({"run": {"seed": 7}}, "run.seed is 7 and was 0"),
         (
             {"model": {"source": "tiny-sorter", "dtype": "bfloat16"}},
-            "model.dtype is 'bfloat16' and was 'float32'",
+            "learner.precision.master is 'bfloat16' and was 'float32'; "
+            "learner.precision.transfer is 'bfloat16' and was 'float32'",
+        ),
+        (
+            {"learner": {"precision": {"master": "bfloat16"}}},
+            "learner.precision.master is 'bfloat16' and was 'float32'",
         ),
         ({"sampling": {"temperature": 0.5}}, "objective.temperature is 0.5 and was 1.0"),
     ],

@@ -66,7 +66,6 @@ def test_shards_are_gathered_in_param_and_summed_in_reduce():
 @pytest.mark.parametrize(
     ("precision", "learner", "named"),
     [
-        ({"param": "float16", "autocast": True}, {}, "learner.precision.param float16: a CPU"),
         ({"param": "bfloat16"}, {}, "learner.precision.param bfloat16 on one rank"),
         ({}, {"parallel": {"cpu_offload": True}}, "learner.parallel.cpu_offload on one rank"),
     ],

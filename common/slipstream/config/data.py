@@ -18,7 +18,7 @@ class ModelSection(Section):
     )
     dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
-        "dtype that generators compute in, and the learner too unless learner.precision says otherwise",
+        "dtype of the learner's weights and of published ones, unless learner.precision says otherwise",
     )
     context_length: int | None = setting(
         None, "longest prompt plus completion, tokens; null takes the model's own", ge=8

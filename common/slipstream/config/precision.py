@@ -7,8 +7,6 @@ from typing import Literal
 
 from slipstream.config.base import Section, setting
 
-Dtype = Literal["float32", "bfloat16", "float16"]
-
 
 class PrecisionSection(Section):
     """The learner's dtypes, one for each place."""
@@ -18,7 +16,7 @@ class PrecisionSection(Section):
         "dtype of the weights that the optimizer updates, of gradients and moments; null is model.dtype; changes the "
         "update",
     )
-    param: Dtype | None = setting(
+    param: Literal["float32", "bfloat16"] | None = setting(
         None,
         "dtype of forward and backward passes: gathered weights and activations, or with autocast what is faster in "
         "it; null is master; changes the update",
@@ -28,7 +26,7 @@ class PrecisionSection(Section):
     )
     transfer: Literal["float32", "bfloat16"] | None = setting(
         None,
-        "dtype of published weights, in which generators compute; null is model.dtype; changes the samples",
+        "dtype of published weights; generators compute in their engine's; null is model.dtype; changes the samples",
     )
     autocast: bool = setting(
         False,

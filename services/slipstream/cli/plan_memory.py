@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.config.schema import Config
 from slipstream.models.tensors import tensor_shapes
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2}
 VERSIONS = 2  # of the weights in shared memory: the one being served, and the one that comes
 LOGITS_BYTES = (256 + 64) << 20  # most that the fused head keeps, and a chunk in the making (algo/logprobs.py)
 

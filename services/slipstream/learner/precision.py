@@ -53,7 +53,7 @@ def check_precision(config: Config, device: torch.device, alone: bool) -> None:
     }
     for setting, name in named.items():
         if lacking := _lacks(device, name):
-            raise UserError(f"{setting} {name}: {lacking}", "use float32 or bfloat16")
+            raise UserError(f"{setting} {name}: {lacking}", "use float32")
     if alone and not precision.autocast and precision.param not in (None, master):
         raise UserError(
             f"learner.precision.param {precision.param} on one rank, whose weights are {master} and never gathered",
@@ -69,8 +69,6 @@ def check_precision(config: Config, device: torch.device, alone: bool) -> None:
 
 def _lacks(device: torch.device, name: str) -> str:
     """Why a device cannot compute in a dtype; empty if it can."""
-    if name == "float16" and device.type == "cpu":
-        return "a CPU has no fast and exact enough arithmetic for it"
     if name == "bfloat16" and device.type == "cuda":
         with torch.cuda.device(device):
             if not torch.cuda.is_bf16_supported(including_emulation=False):
