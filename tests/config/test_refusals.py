@@ -136,6 +136,11 @@ def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: st
         ({"rollout.engine.max_sequences": 4}, ["rollout.engine.max_sequences (4)", "batch.group_size (8)"]),
         ({"learner.optimizer.schedule": "cosine"}, ["learner.optimizer.schedule cosine", "run.steps"]),
         ({"learner.n_mini": 3}, ["learner.n_mini 3", "batch.groups 8"]),
+        (
+            {"learner.optimizer.kind": "muon", "learner.parallel.cpu_offload": True},
+            ["learner.optimizer.kind muon", "learner.parallel.cpu_offload"],
+        ),
+        ({"learner.precision.param": "float16"}, ["learner.precision.param", "bfloat16"]),
         ({"data.kind": "jsonl"}, ["data.path", "kind jsonl"]),
         ({"data.kind": "reasoning_gym"}, ["data.name", "kind reasoning_gym"]),
         ({"evaluation.sets.hard.kind": "huggingface"}, ["evaluation.sets.hard.path", "huggingface"]),

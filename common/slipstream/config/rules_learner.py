@@ -16,6 +16,11 @@ def step_refusals(config: Config) -> list[str]:
             f"learner.n_mini {n_mini} does not divide batch.groups {groups}, so the parts of a batch would differ in "
             "size and their groups in weight; choose a divisor"
         )
+    if config.learner.optimizer.kind == "muon" and config.learner.parallel.cpu_offload:
+        found.append(
+            "learner.optimizer.kind muon makes its update on the GPUs, but learner.parallel.cpu_offload keeps the "
+            "weights in host memory; use adamw, or set learner.parallel.cpu_offload to false"
+        )
     stale = config.staleness
     return [
         *found,
