@@ -66,6 +66,9 @@ def test_what_differs_is_named_before_anything_is_loaded(saved, llama_folder, ma
 
     assert "learner.lora.rank is null" in refused({})
     assert "learner.lora.rank is 2 on 14 layers" in refused({"rank": 2})
+    told = refused(LORA["lora"] | {"alpha": 4.0})
+    assert "learner.lora.alpha 4 (rslora true) is a scale of 2" in told
+    assert "have 4 (alpha 8, rslora true)" in told
     assert "rank 4 on 6 layers" in refused({"rank": 4, "targets": ["q_proj"]})
     (checkpoint / FILE).rename(tmp_path / FILE)
     assert "holds whole weights" in refused({"rank": 4})

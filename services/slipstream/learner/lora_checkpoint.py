@@ -77,6 +77,13 @@ def check_adapters(policy: Policy, checkpoint: Path) -> None:
             f"{len(saved['layers'])} layers",
             "set learner.lora as it was",
         )
+    if own.scale != saved["scale"]:
+        raise UserError(
+            f"learner.lora.alpha {own.alpha:g} (rslora {str(own.rslora).lower()}) is a scale of {own.scale:g}, but "
+            f"the adapters in {checkpoint} have {saved['scale']:g} (alpha {saved['alpha']:g}, rslora "
+            f"{str(saved['rslora']).lower()})",
+            "set learner.lora as it was",
+        )
     if policy.base_digest != saved["base"]["digest"]:
         raise UserError(
             f"model.source: {policy.folder} has content {policy.base_digest}, but the adapters in {checkpoint} "
