@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from slipstream.config.data import ModelSection
+from slipstream.errors import UserError
 from slipstream.learner.model import Policy
 from slipstream.learner.sharding import blocks
 
@@ -38,3 +40,11 @@ def test_files_that_cannot_fill_the_model_are_loaded_whole(make_llama, tmp_path)
     policy = Policy(folder, ModelSection(), "cpu", lazily=True)
     assert policy.lazy is None
     assert not any(value.is_meta for value in policy.module.parameters())
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_folder_that_transformers_cannot_read_is_a_mistake(tmp_path, lazily):
+    (tmp_path / "config.json").write_text('{"model_type": "none such"}')
+    with pytest.raises(UserError, match=r"model folder .* cannot be loaded: .*; check model\.source") as caught:
+        Policy(tmp_path, ModelSection(), "cpu", lazily=lazily)
+    assert "\n" not in str(caught.value)

@@ -7,6 +7,8 @@ tokens that need them. Shapes: R rows, L tokens, D hidden, V vocabulary.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -217,9 +219,10 @@ def _empty(folder: Path, settings: ModelSection) -> Any:
     """The model with its parameters on the meta device, or None where its files cannot fill it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with _told(folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     _switch_off_dropout(config)
-    with without_memory():
+    with _told(folder), without_memory():
         module = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
         )
@@ -229,7 +232,7 @@ def _empty(folder: Path, settings: ModelSection) -> Any:
 def _load(folder: Path, settings: ModelSection) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    try:
+    with _told(folder):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         _switch_off_dropout(config)
         return AutoModelForCausalLM.from_pretrained(
@@ -240,8 +243,15 @@ def _load(folder: Path, settings: ModelSection) -> Any:
             local_files_only=True,
             use_safetensors=True,
         )
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """What transformers finds wrong with a folder, in one line."""
+    try:
+        yield
     except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"model folder {folder} cannot be loaded: {reason}", "check model.source") from error
 
 
