@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from slipstream.config.schema import Config
 from slipstream.learner.record import progress_line, step_record
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
+from slipstream.learner.service import Learner
 from slipstream.learner.telling import Telling
 from slipstream.run_folder import RunFolder
 from slipstream.telemetry.metrics import LearnerMetrics
@@ -82,3 +84,15 @@ def test_how_evenly_the_ranks_were_busy_reaches_the_line_and_the_metrics(tmp_pat
     shape = {"components": {}, "samples": 1, "over_bound_groups": 0.0, "over_bound_tokens": 0.0}
     Telling(parts)._show(record | shape, None)
     assert metrics.registry.get_sample_value("slipstream_learner_imbalance_ratio") == pytest.approx(0.125)
+
+
+async def test_the_weights_of_a_record_are_gathered_beside_the_event_loop(monkeypatch):
+    """With ranks that is common work, and heartbeats must go on meanwhile."""
+    policy = SimpleNamespace(device=SimpleNamespace(type="cpu"))
+    trainer = SimpleNamespace(tensors=threading.get_ident, policy=policy, ranks=SimpleNamespace(size=1))
+    parts = SimpleNamespace(
+        config=SimpleNamespace(run=SimpleNamespace(record=True)), folder=None, trainer=trainer
+    )
+    monkeypatch.setattr("slipstream.learner.recording.keep", lambda *given: {"by": given[-2]})
+    kept = await Learner._keep_record(SimpleNamespace(_parts=parts), Line(1, 1), 0, [], StepReport())
+    assert kept["by"] != threading.get_ident()

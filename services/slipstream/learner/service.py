@@ -125,16 +125,18 @@ class Learner:
         if not parts.config.run.record:
             return {}
         with report.timed("record"):
+            place = recording.place_of(parts.trainer.policy.device.type, parts.trainer.ranks.size)
             return await asyncio.to_thread(
-                recording.keep,
-                parts.folder,
-                parts.config,
-                line.step,
-                before,
-                line.lost,
-                batch,
-                parts.trainer.tensors(),
-                recording.place_of(parts.trainer.policy.device.type, parts.trainer.ranks.size),
+                lambda: recording.keep(  # the weights too: ranks gather them together, which takes its time
+                    parts.folder,
+                    parts.config,
+                    line.step,
+                    before,
+                    line.lost,
+                    batch,
+                    parts.trainer.tensors(),
+                    place,
+                )
             )
 
     def _evaluation_is_due(self) -> bool:
