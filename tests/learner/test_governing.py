@@ -98,3 +98,10 @@ def test_a_governor_that_could_not_act_is_refused(governor, staleness, named):
     }
     with pytest.raises(ConfigError, match=named):
         build(tree)
+
+
+def test_a_batch_without_an_update_has_no_factor(make_trainer, make_group):
+    trainer = make_trainer(learner={"governor": {"act": "learning_rate"}})
+    assert trainer.step(off_policy(make_group), 0).governor["factor"] < 1.0
+    report = trainer.step([make_group([5, 6], [[1, 2], [4, 1]], [1.0, 1.0])], 1)
+    assert (report.stepped, report.governor["factor"]) == (False, 1.0)

@@ -11,6 +11,7 @@ from slipstream.algo.metrics import finish_metrics
 from slipstream.algo.minibatch import group_parts, only
 from slipstream.algo.prepare import prepare
 from slipstream.algo.recipes import resolve
+from slipstream.errors import RunHalted
 from slipstream.learner.collect import global_batch
 
 RATIO = "slipstream_objective_policy_ratio_max"
@@ -152,6 +153,19 @@ def test_a_nonfinite_mini_step_is_skipped_and_counted_and_the_next_one_goes_on(m
     assert (trainer.nonfinite, trainer.nonfinite_in_a_row) == (1, 0)
     other.step(groups[2:], 0)
     assert _same(_copy(trainer), _copy(other))
+
+
+def test_a_batch_whose_parts_are_all_nonfinite_counts_once_towards_the_halt(make_trainer, random_groups):
+    trainer = make_trainer(learner={"n_mini": 4, "max_nonfinite_steps": 2})
+    parameter = trainer.policy.parameters()["model.norm.weight"]
+    hook = parameter.register_hook(lambda gradient: gradient * math.nan)
+    assert trainer.step(random_groups(), 0).skips == {"nonfinite": 4}
+    assert (trainer.nonfinite, trainer.nonfinite_in_a_row) == (4, 1)
+    with pytest.raises(RunHalted, match="2 steps in a row were not finite"):
+        trainer.step(random_groups(), 0)
+    hook.remove()
+    assert trainer.step(random_groups(), 0).stepped
+    assert trainer.nonfinite_in_a_row == 0
 
 
 def test_a_part_without_gradient_makes_no_step(make_trainer, make_group):

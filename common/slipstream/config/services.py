@@ -155,7 +155,7 @@ class LearnerSection(Section):
     threads: int = setting(1, "CPU threads of the learner", ge=1)
     device: str = setting("auto", "auto, cpu, cuda or cuda:N")
     max_nonfinite_steps: int = setting(
-        3, "stop after this many steps in a row with a non-finite gradient", ge=1
+        3, "stop after this many batches in a row without an update, for a gradient that is not finite", ge=1
     )
     take_timeout_seconds: float = setting(
         900.0, "stop when no batch could be filled for this long, seconds", gt=0

@@ -23,7 +23,7 @@ class Governor:
 
     Attributes:
         bound: Age, in versions, up to which tokens keep their weight in the next step.
-        factor: On the learning rate of the next update.
+        factor: On the learning rate of the batch's newest update; 1 before there is one.
     """
 
     def __init__(self, settings: GovernorSection, most: int) -> None:
@@ -40,6 +40,10 @@ class Governor:
     def of(cls, config: Config) -> Governor:
         """The governor of a config."""
         return cls(config.learner.governor, config.staleness.max_staleness)
+
+    def begin(self) -> None:
+        """A batch begins: what it has no update for has no factor either."""
+        self.factor = 1.0
 
     def weigh(self, tally: Tally) -> float:
         """The factor for an update on what was measured, which is what its gradient was made of."""

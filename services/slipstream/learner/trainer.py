@@ -55,8 +55,8 @@ class Trainer:
     Attributes:
         policy: The model.
         optimizer: Its optimizer.
-        nonfinite: Steps skipped for a non-finite gradient, in all.
-        nonfinite_in_a_row: The same since the last good step.
+        nonfinite: Parts of batches skipped because a number was not finite, in all.
+        nonfinite_in_a_row: Batches since the last update of which that left nothing.
         outlet: Its weights on their way out.
         saves: Its saves, of this rank's part.
         governor: What its effective sample size changes.
@@ -129,6 +129,7 @@ class Trainer:
         """
         self.ranks.call("step", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
+        self.governor.begin()
         self._head_ids_BTK = head_ids(groups) if needs_heads(self._spec) else None
         try:
             prepared, groups_B, parts = self._preparing.batch(
@@ -136,14 +137,14 @@ class Trainer:
             )
         except NonFiniteError as error:
             self._skip_nonfinite(report, str(error))
-            return report.ended()
+            return self._ended(report)
         tally = prepared.tally
         for part in parts:
             mini = only(self._spec, prepared, groups_B, part.groups)
             tally = tally.merge(self._mini_step(mini, part, report))
         report.measured(finish_metrics(tally))
         report.governor = self.governor.decide(report.metrics)
-        return report.ended()
+        return self._ended(report)
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights by Hugging Face name; see `Outlet.tensors`."""
@@ -176,11 +177,7 @@ class Trainer:
         state.load_weights(self, folder)
 
     def _mini_step(self, prepared: Prepared, part: Part, report: StepReport) -> Tally:
-        """One optimizer step, or the reason why there is none; returns what it adds to the metrics.
-
-        Raises:
-            RunHalted: Too many non-finite ones in a row.
-        """
+        """One optimizer step, or the reason why there is none; returns what it adds to the metrics."""
         if not prepared.trainable:
             old = bool(prepared.mask_BT.any()) and not bool(prepared.fresh_BT.any())
             return self._skip(report, "too_old" if old else "no_gradient")
@@ -249,7 +246,6 @@ class Trainer:
         else:
             report.learning_rate = self.optimizer.learning_rate
             self.optimizer.step(norm)
-            self.nonfinite_in_a_row = 0
             report.made, report.updates = report.made + 1, self.optimizer.updates
 
     def _skip(self, report: StepReport, reason: Reason, detail: str = "") -> Tally:
@@ -260,11 +256,23 @@ class Trainer:
 
     def _skip_nonfinite(self, report: StepReport, detail: str) -> Tally:
         self.nonfinite += 1
-        self.nonfinite_in_a_row += 1
+        _LOG.warning("an update is skipped: %s", detail)
+        return self._skip(report, "nonfinite", detail)
+
+    def _ended(self, report: StepReport) -> StepReport:
+        """The report once every part has had its turn.
+
+        Raises:
+            RunHalted: Too many batches in a row made no step because of numbers that were not finite.
+        """
+        report.ended()
+        if report.stepped:
+            self.nonfinite_in_a_row = 0
+        elif report.reason == "nonfinite":
+            self.nonfinite_in_a_row += 1
         limit = self._config.learner.max_nonfinite_steps
-        _LOG.warning("step skipped (%d in a row): %s", self.nonfinite_in_a_row, detail)
         if self.nonfinite_in_a_row >= limit:
             raise RunHalted(
-                f"{limit} steps in a row were not finite (learner.max_nonfinite_steps); last: {detail}"
+                f"{limit} steps in a row were not finite (learner.max_nonfinite_steps); last: {report.detail}"
             )
-        return self._skip(report, "nonfinite", detail)
+        return report
