@@ -68,6 +68,15 @@ def _full(directory: Path, needed: int, free: int) -> UserError:
     )
 
 
+def _unwritable(directory: Path, error: OSError) -> UserError:
+    if error.errno == errno.ENOSPC:
+        return _full(directory, 1, free_bytes(directory))
+    return UserError(
+        f"no shared memory for weights: {directory} cannot be written ({error.strerror})",
+        "mount a writable tmpfs there (docker: --shm-size or shm_size; Kubernetes: an emptyDir with medium Memory)",
+    )
+
+
 def try_lock(fd: int, kind: int) -> bool:
     """Take a flock of `kind` (LOCK_EX or LOCK_SH) without waiting; says whether it was free."""
     try:
@@ -97,13 +106,7 @@ class PublisherLock:
             try:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                if error.errno == errno.ENOSPC:
-                    raise _full(directory, 1, free_bytes(directory)) from error
-                raise UserError(
-                    f"no shared memory for weights: {directory} cannot be written ({error.strerror})",
-                    "mount a writable tmpfs there (docker: --shm-size or shm_size; Kubernetes: an emptyDir with "
-                    "medium Memory)",
-                ) from error
+                raise _unwritable(directory, error) from error
             if not try_lock(self._fd, fcntl.LOCK_EX):
                 os.close(self._fd)
                 raise HeldError(
@@ -117,13 +120,23 @@ class PublisherLock:
     def note(self, names: Iterable[str]) -> None:
         """List files of the directory that shall not outlive this lock; each by its inode too, for a name may be
         given to another's file later.
+
+        Raises:
+            UserError: The list cannot be written.
         """
         directory, lines = self._path.parent, []
         for name in names:
             with suppress(FileNotFoundError):
                 lines.append(f"{(directory / name).stat().st_ino} {name}\n")
-        os.pwrite(self._fd, "".join(lines).encode(), 0)
-        os.truncate(self._fd, sum(map(len, lines)))
+        try:
+            os.pwrite(self._fd, "".join(lines).encode(), 0)
+            os.truncate(self._fd, sum(map(len, lines)))
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+
+    def noted(self) -> list[str]:
+        """The listed files that are still the ones that were meant; none when closed."""
+        return _noted(self._path.parent, self._fd) if self._fd >= 0 else []
 
     def close(self) -> None:
         """Remove the lock file and free the lock; harmless when repeated."""
@@ -144,35 +157,41 @@ def same_file(fd: int, path: Path) -> bool:
 
 
 def sweep(directory: Path) -> list[str]:
-    """Remove the files of publishers that died; returns the names removed. Readers keep what they mapped."""
+    """Remove the files of publishers that died; returns the names removed. Readers keep what they mapped.
+
+    Only this user's: whoever may write here could else put a lock there that lists our files.
+    """
     removed = []
     for lock in sorted(directory.glob(f"{PREFIX}*.lock")):
         try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-        except (FileNotFoundError, PermissionError):  # just removed, or another user's
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:  # just removed, another user's, or no lock at all
             continue
         try:
-            if try_lock(fd, fcntl.LOCK_EX) and same_file(fd, lock):
-                removed += _remove_all(directory, lock)
+            own = os.fstat(fd).st_uid == os.geteuid()
+            if own and try_lock(fd, fcntl.LOCK_EX) and same_file(fd, lock):
+                removed += _remove_all(directory, lock, fd)
         finally:
             os.close(fd)
     return removed
 
 
-def _remove_all(directory: Path, lock: Path) -> list[str]:
+def _remove_all(directory: Path, lock: Path, fd: int) -> list[str]:
     own = re.compile(re.escape(lock.stem) + r"-(\d+|spare\d+)(\.part)?")
-    names = sorted(path.name for path in directory.iterdir() if own.fullmatch(path.name)) + noted(lock)
+    names = sorted(path.name for path in directory.iterdir() if own.fullmatch(path.name))
+    names += _noted(directory, fd)
     for name in [*names, lock.name]:  # the lock last, so that an interrupted sweep can be repeated
         (directory / name).unlink(missing_ok=True)
     return names
 
 
-def noted(lock: Path) -> list[str]:
-    """Files that a lock file lists and that are still the ones that were meant."""
+def _noted(directory: Path, fd: int) -> list[str]:
+    """Files that an open lock file lists and that are still the ones that were meant."""
     found = []
-    for inode, name in _NOTE.findall(lock.read_text(encoding="ascii", errors="replace")):
+    text = os.pread(fd, os.fstat(fd).st_size, 0).decode("ascii", "replace")
+    for inode, name in _NOTE.findall(text):
         with suppress(FileNotFoundError):
-            if (lock.parent / name).stat().st_ino == int(inode):
+            if (directory / name).stat().st_ino == int(inode):
                 found.append(name)
     return found
 

@@ -84,3 +84,11 @@ def test_after_a_kill_the_next_start_removes_it(tmp_path, files):
 def test_a_process_that_is_gone_has_mapped_nothing(tmp_path):
     assert mapped(2**22 + 1, tmp_path) == set()
     assert mapped(os.getpid(), tmp_path) == set()
+
+
+def test_containers_that_share_the_memory_and_not_their_process_ids_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    made = [ChildMemory(tmp_path) for _ in range(3)]
+    assert len(names(tmp_path)) == 3
+    for memory in made:
+        memory.close()

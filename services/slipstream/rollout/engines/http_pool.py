@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,7 +114,7 @@ class Pool:
             if share is None:
                 yield handover
                 return
-            target = share / f"slipstream-{os.getpid()}-{weights.version}"
+            target = share / f"slipstream-{secrets.token_hex(4)}-{weights.version}"
             try:
                 if self._config.server == "vllm":
                     shutil.copyfile(handover.path, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
@@ -38,11 +39,11 @@ class VllmCore:
     outputs arrive, message by message, since vLLM merges what its reader has not fetched yet.
     """
 
-    def __init__(self, llm: Any, config: VllmConfig) -> None:
+    def __init__(self, llm: Any, config: VllmConfig, memory: ChildMemory) -> None:
         self._llm = llm
         self._config = config
         self._stamps: dict[str, deque[tuple[int, int]]] = {}
-        self._memory = ChildMemory()
+        self._memory = memory
         self._tap()
 
     @classmethod
@@ -51,17 +52,35 @@ class VllmCore:
 
         Raises:
             SlipstreamError: vLLM refused or failed, with its own words, or was not ready in time.
+            UserError: The shared memory cannot be written.
         """
+        memory = ChildMemory()  # before vLLM is there: what fails then would leave it running
+        try:
+            llm = await cls._launched(config)
+        except BaseException:
+            memory.close()
+            raise
+        core = cls(llm, config, memory)
+        try:
+            await core._begin()
+        except BaseException:
+            await core.shutdown()
+            raise
+        return core
+
+    @staticmethod
+    async def _launched(config: VllmConfig) -> Any:
         work = asyncio.ensure_future(asyncio.to_thread(_launch, config))
         try:
-            llm = await asyncio.wait_for(asyncio.shield(work), config.start_seconds)
+            return await asyncio.wait_for(asyncio.shield(work), config.start_seconds)
         except TimeoutError:
+            work.add_done_callback(_end_late)
             raise SlipstreamError(f"engine: vLLM was not ready within {config.start_seconds:.0f} s") from None
+        except asyncio.CancelledError:
+            work.add_done_callback(_end_late)
+            raise
         except Exception as error:
             raise SlipstreamError(f"engine: vLLM did not start: {_first_line(error)}") from error
-        core = cls(llm, config)
-        await core._begin()
-        return core
 
     @property
     def dead(self) -> bool:
@@ -181,6 +200,12 @@ def _launch(config: VllmConfig) -> Any:
     return AsyncLLM.from_engine_args(
         AsyncEngineArgs(**engine_arguments(config), weight_transfer_config=transfer)
     )
+
+
+def _end_late(work: asyncio.Future[Any]) -> None:
+    """End what came up after it was given up; in a thread of its own, for this is called on the event loop."""
+    if not work.cancelled() and work.exception() is None:
+        threading.Thread(target=work.result().shutdown, args=(SHUTDOWN_SECONDS,), daemon=True).start()
 
 
 def _params(sampling: Sampling, limit: int, seed: int) -> Any:

@@ -7,9 +7,9 @@ it is listed in a lock file, and goes when this process ends or, if it is killed
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +17,6 @@ from pathlib import Path
 from slipstream.weights import segments
 
 _MAPPED = re.compile(r"(psm_[0-9a-z]+|sem\.mp-[0-9a-z_]+)(?: \(deleted\))?")
-_count = itertools.count()
 
 
 class ChildMemory:
@@ -26,7 +25,9 @@ class ChildMemory:
     def __init__(self, directory: Path = segments.SHM) -> None:
         self._directory = directory
         segments.sweep(directory)
-        name = f"{segments.PREFIX}+vllm-{os.getpid()}-{next(_count)}"  # no run's name has a plus in it
+        # No run's name has a plus in it. By chance and not by process id: containers that share the memory of a host
+        # count their processes each for itself.
+        name = f"{segments.PREFIX}+vllm-{secrets.token_hex(4)}"
         self._path = directory / f"{name}.lock"
         self._lock = segments.PublisherLock(directory, name)
 
@@ -38,9 +39,8 @@ class ChildMemory:
 
     def close(self) -> None:
         """Remove what is still there of it; harmless when repeated."""
-        if self._path.exists():
-            for name in segments.noted(self._path):
-                (self._directory / name).unlink(missing_ok=True)
+        for name in self._lock.noted():
+            (self._directory / name).unlink(missing_ok=True)
         self._lock.close()
 
 
