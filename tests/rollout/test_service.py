@@ -218,6 +218,42 @@ async def test_prompts_are_drawn_beside_the_event_loop(bench):
     assert ends(bench)["stored"] == 2
 
 
+@pytest.mark.parametrize("stop", [False, True])
+async def test_tickets_that_are_lost_while_their_prompts_are_read_are_not_started(bench, stop):
+    """Others have them already, or get them when this replica leaves."""
+
+    class Slow(Prompts):
+        def __getitem__(self, index):
+            bench.life.closing() if stop else bench.rollout._lose_all()
+            return super().__getitem__(index)
+
+    bench.parts.prompts = Slow(list(bench.parts.prompts))
+    bench.parts.ledger.grants = [[ticket(5), ticket(6)]]
+    await bench.rollout.run()
+    assert bench.parts.roller.orders == []
+    assert bench.parts.ledger.failed == bench.parts.ledger.handed == []
+
+
+async def test_the_span_of_admission_leaves_the_reading_of_prompts_out(bench, monkeypatch):
+    clock, spans = [0.0], []
+
+    class Slow(Prompts):
+        def __getitem__(self, index):
+            clock[0] += 30.0
+            return super().__getitem__(index)
+
+    async def admit(*_, **__):
+        clock[0] += 0.5
+        return [ticket(5)]
+
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(service_module.tracing, "admitted", lambda *span: spans.append(span[1:]))
+    bench.parts.prompts, bench.parts.ledger.admit = Slow(list(bench.parts.prompts)), admit
+    bench.parts.roller.ends[5] = Reply(OK)
+    assert await bench.rollout._admit() == 1
+    assert spans == [(5, 0, 0.5)]
+
+
 @pytest.mark.parametrize(
     ("end", "reason"),
     [

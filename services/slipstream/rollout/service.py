@@ -64,6 +64,7 @@ class Rollout:
         self._evaluating: set[asyncio.Task[None]] = set()
         self._canary: asyncio.Task[bool] | None = None
         self._canary_due = False
+        self._losses = 0  # how often all that was in flight has gone to others
         self._news = asyncio.Event()  # of what may give this replica something to do
         parts.follower.on_news = self._news.set
 
@@ -126,6 +127,7 @@ class Rollout:
 
     def _lose_all(self) -> None:
         """Abort everything in flight: it is not ours any more, or will not be in a moment."""
+        self._losses += 1
         for task in [*self._groups, *self._evaluating]:
             task.cancel()
 
@@ -179,12 +181,13 @@ class Rollout:
             return 0
         asked = time.monotonic()
         tickets = await parts.ledger.admit(parts.name, count, self._version(), named=here)
+        took, losses = time.monotonic() - asked, self._losses
         newest = max((ticket.deadline for ticket in tickets), default=0.0)
         prompts = await asyncio.to_thread(self._prompts_of, tickets) if tickets else []
+        if self._losses != losses or self._life.stopping:
+            return 0  # others have got these too, or will when this replica leaves, which gives back what it holds
         for ticket, prompt in zip(tickets, prompts, strict=True):
-            tracing.admitted(
-                parts.config.run.name or "", ticket.number, ticket.attempt, time.monotonic() - asked
-            )
+            tracing.admitted(parts.config.run.name or "", ticket.number, ticket.attempt, took)
             # one that is granted again, since its first grant got lost, has less time than a new one
             seconds = self._parts.config.rollout.ticket_seconds - (newest - ticket.deadline)
             try:
