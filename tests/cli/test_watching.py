@@ -214,6 +214,12 @@ async def test_keys_ask_through_the_ledger_and_a_drain_is_asked_for_twice(look):
     assert watcher.over
 
 
+async def test_a_terminal_that_has_gone_ends_the_view(look):
+    watcher = Watcher(FakeLedger(), look)  # type: ignore[arg-type]
+    await watcher.press("")
+    assert watcher.over
+
+
 async def test_keys_come_from_a_terminal_that_is_given_back_as_it_was(monkeypatch):
     person, terminal = os.openpty()
     with os.fdopen(terminal) as stdin, os.fdopen(person, "wb", buffering=0) as fingers:

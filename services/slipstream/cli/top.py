@@ -110,7 +110,7 @@ class Watcher:
         """Do what a key asks; what cannot be taken back is asked for twice."""
         ask, self._ask = self._ask, ""
         self.note = ""
-        if key == "q":
+        if key in ("q", ""):  # or the terminal has gone: an empty key is the end of its input
             self.over = True
         elif key == "d" and not ask:
             self._ask = "press d again to end the run after the step under way; `slipstream resume` goes on"
