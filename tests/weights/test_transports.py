@@ -35,11 +35,15 @@ def test_ucx_comes_before_tcp_where_it_is_installed(monkeypatch):
     assert schemes(WeightsSection(), "10.0.0.1") == ["ucx", "tcp"]
 
 
-def test_auto_keeps_the_weights_of_a_run_with_a_key_encrypted_unless_it_is_told_otherwise(monkeypatch):
+def test_auto_keeps_the_weights_of_a_run_with_a_key_encrypted_unless_it_is_told_otherwise(monkeypatch, caplog):
+    caplog.set_level("INFO")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     assert schemes(WeightsSection(), "10.0.0.1", keyed=True) == ["tcp"]
+    assert caplog.text.count("weights.allow_unencrypted") == 1
+    caplog.clear()
     assert schemes(WeightsSection(allow_unencrypted=True), "10.0.0.1", keyed=True) == ["ucx", "tcp"]
     assert schemes(WeightsSection(transport="ucx"), "10.0.0.1", keyed=True) == ["ucx"]
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize(

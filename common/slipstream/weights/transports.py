@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import logging
 import socket
 from collections.abc import Sequence
 
@@ -17,6 +18,8 @@ from slipstream.weights.pulling import AutoSubscriber, PullSubscriber
 from slipstream.weights.shelf import Shelf
 from slipstream.weights.shm import ShmPublisher
 from slipstream.weights.shm_reader import ShmSubscriber
+
+log = logging.getLogger("slipstream.weights")
 
 
 def host_name(settings: WeightsSection) -> str:
@@ -108,9 +111,14 @@ def schemes(settings: WeightsSection, address: str, keyed: bool = False) -> Sequ
     if settings.transport != "auto":
         return [] if settings.transport == "shm" else [settings.transport]
     links = [] if _is_loopback(address) else ["tcp"]
-    plain = settings.allow_unencrypted or not keyed
-    if links and plain and importlib.util.find_spec("ucxx") is not None:
-        links.insert(0, "ucx")
+    if links and importlib.util.find_spec("ucxx") is not None:
+        if settings.allow_unencrypted or not keyed:
+            links.insert(0, "ucx")
+        else:
+            log.info(
+                "weights: ucx is installed and not used, for it would send the weights of a run with a key as they "
+                "are; weights.allow_unencrypted=true uses it"
+            )
     return [*links, "file"] if settings.folder else links
 
 
