@@ -8,6 +8,8 @@ be wrong or useless ends with exit code 3, and nobody restarts it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 EXIT_OK = 0
 EXIT_FAULT = 1
 EXIT_USER = 2
@@ -33,10 +35,15 @@ class UserError(SlipstreamError):
 
 
 class ConfigError(UserError):
-    """A config that cannot be used; holds *all* problems found, one line each."""
+    """A config that cannot be used; holds *all* problems found, one line each.
 
-    def __init__(self, problems: list[str], source: str = "config") -> None:
+    Attributes:
+        unknown: Keys of the source that are no settings, each with what may have been meant.
+    """
+
+    def __init__(self, problems: list[str], source: str = "config", unknown: Sequence[str] = ()) -> None:
         self.problems = problems
+        self.unknown = unknown
         count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
         super().__init__(f"{source}: {count}\n" + "\n".join(f"  - {problem}" for problem in problems))
 

@@ -238,3 +238,24 @@ def test_a_role_without_a_usable_server_says_so(role: str, slipstream: Any, tmp_
     assert done.returncode == EXIT_USER
     assert "redis.url: scheme 'ftp' is unknown" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_learner_that_shall_compile_without_a_compiler_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    changes = ["learner.compile=true", "learner.device=cpu", "run.name=r"]
+    for start in (["up", "tiny-sorter"], ["run", "learner", "--config", "tiny-sorter"]):
+        assert main([*start, *changes]) == EXIT_USER
+        assert "learner.compile: there is no no-such-compiler here" in complaint(capsys)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["audit", "status", "resume"])
+def test_a_run_that_another_version_recorded_is_named_in_one_line(
+    command: str, run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(run(staleness={"eta": 3}))]) == EXIT_USER
+    said = complaint(capsys)
+    assert "was recorded by another version of slipstream; unknown here: staleness.eta (did you mean" in said
+    assert said.count("\n") == 1

@@ -61,6 +61,12 @@ def test_every_container_is_bounded_and_locked_down(project: dict[str, Any]) -> 
         assert service["logging"]["options"]["max-size"]
 
 
+def test_what_compiles_may_load_it_from_tmp(project: dict[str, Any]) -> None:
+    """Docker mounts a tmpfs with noexec, and torch.compile and Triton keep their shared objects in /tmp."""
+    may = {name for name, service in project["services"].items() if service.get("tmpfs") == ["/tmp:exec"]}
+    assert may == {"learner", "learner-gpu", "rollout-gpu"}
+
+
 def test_ports_are_published_on_loopback_alone(project: dict[str, Any]) -> None:
     published = {name: s["ports"] for name, s in project["services"].items() if "ports" in s}
     assert set(published) == {"prometheus", "grafana", "alertmanager"}

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from slipstream.config import rules_learner
 from slipstream.config.aliases import ALIASES
 from slipstream.config.explain import setting_paths
-from slipstream.config.load import build, find_config, load_config
+from slipstream.config.load import build, find_config, load_config, load_recorded
 from slipstream.config.schema import Config
 from slipstream.errors import ConfigError, UserError
 
@@ -277,3 +279,41 @@ def test_a_missing_file_names_those_that_come_along(name: str) -> None:
     """A path is a path: it is never replaced by a packaged config that happens to have its name."""
     with pytest.raises(UserError, match="smollm2-sums, smollm2-sums-lora, tiny-sorter"):
         find_config(name)
+
+
+def test_a_recorded_config_with_settings_of_another_version_is_one_line_with_the_mend(
+    tmp_path: Path, usable: Any
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        yaml.safe_dump(usable(**{"batch.size": 4, "learner.optimizer.lr": 1e-5, "batch.groups": 0}))
+    )
+    with pytest.raises(UserError) as caught:
+        load_recorded(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path} was recorded by another version of slipstream; unknown here: batch.size")
+    assert "learner.optimizer.lr (did you mean learner.optimizer.learning_rate?)" in text
+    assert text.endswith("; delete or rename these keys in that file")
+    assert "\n" not in text
+    path.write_text(yaml.safe_dump(usable()))
+    with pytest.raises(ConfigError, match=r"batch\.size: unknown setting.*the command line"):
+        load_recorded(path, ["batch.size=4"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "there", "said"),
+    [
+        ({"device": "cpu"}, False, 1),
+        ({"device": "auto"}, False, 1),
+        ({"device": "cpu"}, True, 0),
+        ({"device": "cuda"}, False, 0),
+        ({"device": "cpu", "compile": False}, False, 0),
+    ],
+)
+def test_compiling_on_a_cpu_needs_a_compiler(
+    usable: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], there: bool, said: int
+) -> None:
+    monkeypatch.setattr(rules_learner, "_GPUS", ())
+    monkeypatch.setattr(rules_learner.shutil, "which", lambda name: name if there else None)
+    _, warned = build(usable(learner={"compile": True, **changes}))
+    assert [line.partition(":")[0] for line in warned] == ["learner.compile"] * said

@@ -48,6 +48,24 @@ def load_config(
     return build(tree, str(path), problems, origins)
 
 
+def load_recorded(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
+    """As `load_config`, of the config that a run recorded: there nobody has misspelt a key.
+
+    Raises:
+        UserError: It has keys that this version does not know; or as `load_config`.
+        ConfigError: As `load_config`.
+    """
+    try:
+        return load_config(path, overrides)
+    except ConfigError as error:
+        if not error.unknown:
+            raise
+        raise UserError(
+            f"{path} was recorded by another version of slipstream; unknown here: {', '.join(error.unknown)}",
+            "delete or rename these keys in that file",
+        ) from None
+
+
 def build(
     tree: dict[str, Any],
     source: str = "config",
@@ -72,7 +90,9 @@ def build(
         refused, warned = refused + warned, []
     lines += [line for line in refused if not _mentions(line, wrong)]
     if problems or lines:
-        raise ConfigError([*problems, *lines], source)
+        own = [problem for problem in wrong if problem.unknown and not _origin(problem, origins or {})]
+        unknown = [_key_and_meant(problem) for problem in own]
+        raise ConfigError([*problems, *lines], source, unknown)
     assert config is not None
     return config, warned
 
@@ -103,6 +123,11 @@ def _origin(problem: Problem, origins: Mapping[str, str]) -> str:
     path = ".".join(map(str, problem.place))
     found = [origin for dotted, origin in origins.items() if f"{dotted}.".startswith(f"{path}.")]
     return f" (from {found[-1]})" if found else ""
+
+
+def _key_and_meant(problem: Problem) -> str:
+    meant = problem.line.partition("; ")[2]
+    return ".".join(map(str, problem.place)) + (f" ({meant})" if meant.startswith("did you mean") else "")
 
 
 def _mentions(line: str, wrong: Sequence[Problem]) -> bool:

@@ -15,7 +15,7 @@ from slipstream.algo.contradictions import contradictions as objective_contradic
 from slipstream.algo.recipes import resolve
 from slipstream.algo.spec import Objective
 from slipstream.config import lora
-from slipstream.config.rules_learner import step_refusals
+from slipstream.config.rules_learner import missing_compiler, step_refusals
 from slipstream.config.schema import Config
 from slipstream.errors import install
 
@@ -82,7 +82,7 @@ def _whole_path(found: re.Match[str]) -> str:
 
 def missing_parts(config: Config) -> list[str]:
     """What a config names and is not installed here; such a config can be checked, but not run."""
-    found = lora.missing(config.learner.lora)
+    found = lora.missing(config.learner.lora) + missing_compiler(config)
     if config.rollout.engine.kind != "vllm" or importlib.util.find_spec("vllm") is not None:
         return found
     return [

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 from slipstream.config.governor import governor_refusals
 from slipstream.config.precision import precision_refusals
 from slipstream.config.schema import Config
+
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+
+
+def missing_compiler(config: Config) -> list[str]:
+    """What `learner.compile` needs on a CPU and is not here: inductor writes C++ there."""
+    learner = config.learner
+    on_cpu = learner.device == "cpu" or (learner.device == "auto" and not any(path.exists() for path in _GPUS))
+    compiler = os.environ.get("CXX", "g++")  # as inductor looks for it
+    if not learner.compile or not on_cpu or shutil.which(compiler) is not None:
+        return []
+    return [
+        f"learner.compile: there is no {compiler} here, and on a CPU torch.compile needs a C++ compiler; install "
+        "one (Debian: apt install g++), name it in CXX, or set learner.compile=false"
+    ]
 
 
 def step_refusals(config: Config) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.looking import find_run, open_ledger
-from slipstream.config.load import load_config
+from slipstream.config.load import load_recorded
 from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def export(options: argparse.Namespace) -> int:
     adapter = read_adapter(checkpoint)
     if options.adapter and adapter is None:
         raise UserError(f"--adapter: {checkpoint} holds whole weights", "leave it out")
-    config, _ = load_config(folder.config)
+    config, _ = load_recorded(folder.config)
     model = resolve(config.model.source)
     target.mkdir(parents=True)
     try:

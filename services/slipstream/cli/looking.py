@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipstream.config.load import load_config
+from slipstream.config.load import load_config, load_recorded
 from slipstream.config.secrets import redis_password
 from slipstream.errors import UserError
 from slipstream.run_folder import RunFolder
@@ -34,7 +34,7 @@ def find_run(run: str) -> tuple[RunFolder, str | None]:
         return RunFolder.of(config), config.redis.url
     if not (path / "config.yaml").is_file():
         raise UserError(f"{run} holds no run", "give the folder of a run, such as runs/NAME")
-    config, _ = load_config(path / "config.yaml")
+    config, _ = load_recorded(path / "config.yaml")
     return RunFolder(path.parent, path.name), config.redis.url
 
 

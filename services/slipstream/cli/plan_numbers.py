@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 from slipstream.cli.looking import find_run
-from slipstream.config.load import load_config
+from slipstream.config.load import load_recorded
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.run_folder import line_of_descent, read_lines
@@ -40,7 +40,7 @@ def pipeline_of(
     if options.run is not None:
         folder, _ = find_run(options.run)
         steps = line_of_descent(read_lines(folder.steps))
-        measured = from_run(load_config(folder.config)[0], steps, options.decode_floor)
+        measured = from_run(load_recorded(folder.config)[0], steps, options.decode_floor)
         source = f"{len(steps) - WARM_UP} steps of {folder.name}"
     if measured is None:
         measured = _from_options(config, options)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks import missing_files
-from slipstream.config.load import load_config
+from slipstream.config.load import load_config, load_recorded
 from slipstream.config.rules import missing_parts
+from slipstream.config.rules_learner import missing_compiler
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, EXIT_USER, ConfigError, UserError
 from slipstream.learner.identity import refuse_changed_since, settings_of
@@ -43,7 +44,7 @@ def resume(options: argparse.Namespace) -> int:
             "objective.recipe cannot change in a run that goes on",
             f"begin a new run with its weights: run.name=NEW learner.start_from={folder}",
         )
-    config, warnings = load_config(folder / "config.yaml", options.overrides)
+    config, warnings = load_recorded(folder / "config.yaml", options.overrides)
     if RunFolder.of(config).path.resolve() != folder.resolve():
         raise UserError(
             f"{folder} was recorded as {RunFolder.of(config).path}",
@@ -62,6 +63,8 @@ def role(options: argparse.Namespace) -> int:
     check_name("--name", name)
     check_libraries(options.role)
     if options.role == "learner":
+        if missing := missing_compiler(config):
+            raise UserError(missing[0])
         config = pinned(config, folder)
     before = None if PARENT_VARIABLE in os.environ else prepare_folder(options.role, config, folder)
     set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level, options.role)

@@ -8,7 +8,7 @@ import json
 
 from slipstream.cli.looking import open_ledger
 from slipstream.cli.state import Look, look_at
-from slipstream.config.load import load_config
+from slipstream.config.load import load_recorded
 from slipstream.errors import EXIT_OK
 
 
@@ -21,7 +21,7 @@ def status(options: argparse.Namespace) -> int:
 
 async def _look(run: str) -> Look:
     async with open_ledger(run) as (folder, ledger):
-        config, _ = load_config(folder.config)
+        config, _ = load_recorded(folder.config)
         return await look_at(folder, config.run.steps, ledger)
 
 

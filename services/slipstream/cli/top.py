@@ -19,7 +19,7 @@ from rich.live import Live
 from slipstream.cli.looking import open_ledger
 from slipstream.cli.picture import View, picture
 from slipstream.cli.state import Look, StepsFile, look_at
-from slipstream.config.load import load_config
+from slipstream.config.load import load_recorded
 from slipstream.errors import EXIT_OK, LedgerError, UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def top(options: argparse.Namespace) -> int:
 
 async def _top(run: str, console: Console, once: bool) -> None:
     async with open_ledger(run) as (folder, ledger):
-        config, _ = load_config(folder.config)
+        config, _ = load_recorded(folder.config)
         steps = StepsFile(folder.steps)
 
         async def look() -> Look:

@@ -21,13 +21,13 @@ LATER_SECONDS = 1.5  # a heartbeat and a half
 
 def verify(options: argparse.Namespace) -> int:
     """Compare the fingerprints of a live run's replicas with the learner's; exit 1 when one differs."""
-    from slipstream.config.load import load_config
+    from slipstream.config.load import load_recorded
 
     path = Path(options.run).resolve()
     if not (path / "config.yaml").is_file():
         raise UserError(f"{options.run} holds no run", "give the folder of a run, such as runs/NAME")
     folder = RunFolder(path.parent, path.name)
-    config, _ = load_config(folder.config)
+    config, _ = load_recorded(folder.config)
     url = config.redis.url or folder.live_url
     if url is None:
         raise UserError(f"{options.run} is not running", "start it; fingerprints are those of live processes")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.checkpoint.finding import complete
-from slipstream.config.load import load_config
+from slipstream.config.load import load_recorded
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.learner import recording
@@ -102,7 +102,7 @@ def _beginning(folder: RunFolder, steps: list[dict[str, Any]], after: int | None
 def _configs(folder: RunFolder) -> list[Config]:
     """The config of every attempt at the run; a resume may have changed it."""
     files = [*sorted((folder.path / "attempts").glob("*/config.yaml")), folder.config]
-    return [load_config(file)[0] for file in files if file.exists()]
+    return [load_recorded(file)[0] for file in files if file.exists()]
 
 
 def _trainer(configs: Mapping[str, Config], terms: str, step: int, before: Trainer | Path | None) -> Trainer:

@@ -185,7 +185,9 @@ class Rollout:
         newest = max((ticket.deadline for ticket in tickets), default=0.0)
         prompts = await asyncio.to_thread(self._prompts_of, tickets) if tickets else []
         if self._losses != losses or self._life.stopping:
-            return 0  # others have got these too, or will when this replica leaves, which gives back what it holds
+            return (
+                0  # others have got these too, or will when this replica leaves, which gives back what it holds
+            )
         for ticket, prompt in zip(tickets, prompts, strict=True):
             tracing.admitted(parts.config.run.name or "", ticket.number, ticket.attempt, took)
             # one that is granted again, since its first grant got lost, has less time than a new one
