@@ -202,3 +202,87 @@ def test_the_sizes_of_a_folder_are_those_of_its_tensors(tmp_path):
 
 def test_the_head_s_memory_is_what_the_learner_allows_it():
     assert plan_memory.LOGITS_BYTES == logprobs.KEEP_BYTES + logprobs.CHUNK_BYTES
+
+
+def busy_run(pipeline):
+    """A config, and steps of a run of it that was busy."""
+    config = build(TREE | {"batch": {"groups": 4, "group_size": 2}, "rollout": {
+        "replicas": 2, "engine": {"max_sequences": 8}}})[0]  # fmt: skip
+    return config, steps_of(pipeline, 4.0, 0.75)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"load": {"generate": 0.0}}, {"tokens": 0}, {"lengths": [0] * 24}],
+    ids=["load", "tokens", "lengths"],
+)
+def test_a_run_that_sampled_nothing_is_refused_in_a_line(pipeline, changes):
+    config, steps = busy_run(pipeline)
+    with pytest.raises(UserError, match="sampled nothing after its start; plan from one whose generators"):
+        from_run(config, [step | changes for step in steps])
+
+
+@pytest.mark.parametrize("name", ["load", "stages", "parts", "score_seconds", "longest", "lengths", "tokens"])
+def test_steps_that_do_not_tell_all_are_left_out_and_not_counted(pipeline, name):
+    config, steps = busy_run(pipeline)
+    bare = {key: value for key, value in steps[-1].items() if key != name}
+    assert from_run(config, [*steps, bare]) == from_run(config, steps)
+    with pytest.raises(UserError, match="4 steps after its start"):
+        from_run(config, [*steps[:9], *[bare] * 4])
+
+
+def test_the_replicas_that_ran_count_and_not_those_of_the_config(pipeline):
+    config, steps = busy_run(pipeline)
+    twice = from_run(config, [step | {"replicas": 4} for step in steps])
+    assert twice.replicas == 4
+    assert twice.token_seconds == pytest.approx(2 * from_run(config, steps).token_seconds)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder with one matrix of 16 x 32 and 512 more parameters."""
+    tensors = {"model.embed_tokens.weight": (16, 32), "model.layers.0.mlp.up_proj.weight": (16, 32)}
+    save_file(
+        {name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ([], 1024 * 4),
+        (["learner.precision.transfer=bfloat16"], 1024 * 2),
+        (["learner.lora.rank=2"], 2 * (16 + 32) * 4),
+    ],
+)
+def test_the_link_carries_what_is_published(changes, size, folder, capsys, clean_environment):
+    words = [
+        "plan",
+        "tiny-sorter",
+        f"model.source={folder}",
+        *changes,
+        *GIVEN,
+        "--bandwidth",
+        "0.001",
+        "--json",
+    ]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stages"]["sync"] == pytest.approx(size / 1000)
+    assert found["learner_bytes"]["published"] == 2 * size
+
+
+@pytest.mark.parametrize(
+    "text", ['{"n_embd": 32, "n_layer": 1}', "{", "[]", '{"hidden_size": 32, "num_attention_heads": 0}']
+)
+def test_a_model_that_does_not_tell_its_sizes_is_planned_without_its_memory(
+    text, folder, capsys, clean_environment
+):
+    (folder / "config.json").write_text(text)
+    assert main(["plan", "tiny-sorter", f"model.source={folder}", *GIVEN, "--bandwidth", "100"]) == 0
+    said = capsys.readouterr().out
+    assert f"{folder / 'config.json'} does not tell the model's sizes; so --bandwidth is left out" in said
+    assert "steps an hour" in said

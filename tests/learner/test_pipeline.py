@@ -70,6 +70,7 @@ def test_two_replicas_count_by_their_slots_and_the_slowest_swap_counts():
     assert verdict.load["generate"] == pytest.approx(0.25)
     assert verdict.load["sync"] == pytest.approx(0.3)
     assert verdict.bottleneck == "train"
+    assert verdict.as_record()["replicas"] == 2
 
 
 def test_free_slots_after_the_end_of_the_data_are_the_data_s():

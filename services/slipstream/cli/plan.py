@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.cli.plan_memory import BYTES, Sizes, learner_memory, replica_memory
+from slipstream.cli.plan_memory import Sizes, learner_memory, replica_memory, version_bytes
 from slipstream.cli.plan_numbers import FLOOR, pipeline_of
 from slipstream.config.load import load_config
 from slipstream.config.schema import Config
@@ -72,8 +72,10 @@ def _number(text: str, least: float, most: float, wanted: str) -> float:
 def plan(options: argparse.Namespace) -> int:
     """Print the prediction."""
     config, _ = load_config(options.config, options.overrides)
-    model = _sizes(config)
-    version = None if model is None else float(model.parameters * BYTES[config.model.dtype])
+    model, unknown = _sizes(config)
+    version = None if model is None else float(version_bytes(config, model))
+    if model is None and options.bandwidth is not None:
+        unknown += "; so --bandwidth is left out"
     pipeline, source = pipeline_of(config, options, version)
     costs = simulate(pipeline, STEPS)
     better, best = suggest(pipeline)
@@ -86,6 +88,7 @@ def plan(options: argparse.Namespace) -> int:
         "costs": asdict(costs),
         "learner_bytes": None if model is None else learner_memory(config, model),
         "replica_bytes": None if model is None else replica_memory(config, model, int(options.prompt_tokens)),
+        "memory_unknown": unknown,
         "suggested": {
             "rollout.replicas": better.replicas,
             "staleness.max_staleness": better.eta,
@@ -136,13 +139,14 @@ def _worth(costs: Costs) -> float:
     return (1 - costs.masked) / costs.step_seconds
 
 
-def _sizes(config: Config) -> Sizes | None:
-    """The model's sizes, where it lies on this machine in a form that tells them."""
+def _sizes(config: Config) -> tuple[Sizes | None, str]:
+    """The model's sizes, where it lies on this machine in a form that tells them; else why not."""
     source = Path(config.model.source).expanduser()
     folder = source if source.is_dir() else present(config.model.source)
     if folder is None or not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        return None
-    return Sizes.of(folder)
+        return None, "the model is not on this machine: `slipstream fetch` it, or give a folder"
+    model = Sizes.of(folder)
+    return model, "" if model else f"not foretold: {folder / 'config.json'} does not tell the model's sizes"
 
 
 def _lines(config: str, found: dict[str, Any]) -> list[str]:
@@ -174,7 +178,7 @@ def _ages(costs: dict[str, Any]) -> str:
 
 def _memory(found: dict[str, Any]) -> list[str]:
     if found["learner_bytes"] is None:
-        return ["memory      the model is not on this machine: `slipstream fetch` it, or give a folder"]
+        return [f"memory      {found['memory_unknown']}"]
     return [
         f"memory      learner, a rank: {_held(found['learner_bytes'])}",
         f"            a replica: {_held(found['replica_bytes'])}",

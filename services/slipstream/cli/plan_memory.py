@@ -30,27 +30,41 @@ class Sizes:
     per_rank: int
 
     @staticmethod
-    def of(folder: Path) -> Sizes:
-        """From a model's folder, without reading its weights.
+    def of(folder: Path) -> Sizes | None:
+        """From a model's folder, without reading its weights; None where its config.json names them otherwise, as
+        GPT-2's does, or cannot be read.
 
         Raises:
             UserError: A weights file that cannot be read.
         """
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config", config)
         shapes = tensor_shapes(folder)
-        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-        width = int(config.get("head_dim") or hidden // heads)
         matrices = [shape for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name]
-        return Sizes(
-            parameters=sum(math.prod(shape) for shape in shapes.values()),
-            layers=int(config["num_hidden_layers"]),
-            hidden=hidden,
-            feed_forward=int(config.get("intermediate_size") or 4 * hidden),
-            keys_values=2 * width * int(config.get("num_key_value_heads") or heads),
-            vocabulary=int(config["vocab_size"]),
-            per_rank=sum(sum(shape) for shape in matrices),
-        )
+        try:
+            config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = config.get("text_config", config)
+            hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+            width = int(config.get("head_dim") or hidden // heads)
+            return Sizes(
+                parameters=sum(math.prod(shape) for shape in shapes.values()),
+                layers=int(config["num_hidden_layers"]),
+                hidden=hidden,
+                feed_forward=int(config.get("intermediate_size") or 4 * hidden),
+                keys_values=2 * width * int(config.get("num_key_value_heads") or heads),
+                vocabulary=int(config["vocab_size"]),
+                per_rank=sum(sum(shape) for shape in matrices),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OSError):
+            return None
+
+
+def version_bytes(config: Config, model: Sizes) -> int:
+    """Bytes of one version as it is published: adapters alone, where only they are trained."""
+    return _trained(config, model) * BYTES[config.learner.precision.transfer or config.model.dtype]
+
+
+def _trained(config: Config, model: Sizes) -> int:
+    rank = config.learner.lora.rank
+    return model.parameters if rank is None else rank * model.per_rank
 
 
 def learner_memory(config: Config, model: Sizes) -> dict[str, int]:
@@ -58,7 +72,7 @@ def learner_memory(config: Config, model: Sizes) -> dict[str, int]:
     learner = config.learner
     ranks = max(1, (learner.parallel.ranks or 1) // learner.parallel.replicate)
     each = BYTES[learner.precision.master or config.model.dtype]
-    trained = model.parameters if learner.lora.rank is None else learner.lora.rank * model.per_rank
+    trained = _trained(config, model)
     compute = BYTES[learner.precision.param or learner.precision.master or config.model.dtype]
     tokens = learner.micro_batch_tokens
     logits = min(tokens * model.vocabulary * 4, LOGITS_BYTES)
@@ -69,7 +83,7 @@ def learner_memory(config: Config, model: Sizes) -> dict[str, int]:
         "moments": 2 * trained * each // ranks,
         **({"reference": reference} if reference else {}),
         "activations": tokens * activations(model, learner.activations) * compute + logits,
-        "published": VERSIONS * trained * BYTES[learner.precision.transfer or config.model.dtype],
+        "published": VERSIONS * version_bytes(config, model),
         "checkpoint": 3 * trained * each // ranks,
     }
 

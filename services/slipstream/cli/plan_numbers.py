@@ -21,6 +21,7 @@ WARM_UP = 5  # steps whose times are those of a start
 QUANTILES = 512
 LEAST_STEPS = 5
 FLOOR = 0.5
+_USED = ("seconds", "tokens", "parts", "score_seconds", "longest", "lengths")
 
 
 def pipeline_of(
@@ -41,7 +42,7 @@ def pipeline_of(
         folder, _ = find_run(options.run)
         steps = line_of_descent(read_lines(folder.steps))
         measured = from_run(load_recorded(folder.config)[0], steps, options.decode_floor)
-        source = f"{len(steps) - WARM_UP} steps of {folder.name}"
+        source = f"{len(_usable(steps))} steps of {folder.name}"
     if measured is None:
         measured = _from_options(config, options)
     pipeline = for_config(config, measured)
@@ -81,9 +82,9 @@ def from_run(config: Config, steps: Steps, floor: float = FLOOR) -> Pipeline:
     has only one load.
 
     Raises:
-        UserError: Too few steps.
+        UserError: Too few steps, or next to nothing sampled in them.
     """
-    steps = [step for step in steps[WARM_UP:] if "load" in step]
+    steps = _usable(steps)
     if len(steps) < LEAST_STEPS:
         raise UserError(
             f"the run has {len(steps)} steps after its start", f"plan from one with {LEAST_STEPS} or more"
@@ -91,13 +92,19 @@ def from_run(config: Config, steps: Steps, floor: float = FLOOR) -> Pipeline:
     seconds = fmean(step["seconds"] for step in steps)
     tokens = fmean(step["tokens"] for step in steps)
     load = fmean(step["load"]["generate"] for step in steps)
-    slots, replicas = config.rollout.engine.max_sequences, config.rollout.replicas
+    lengths = run_lengths(steps)
+    if load <= 0 or tokens <= 0 or not lengths:
+        raise UserError(
+            "the run has sampled nothing after its start", "plan from one whose generators were busy"
+        )
+    # those that ran: in containers and pods their number is not the config's
+    slots, replicas = config.rollout.engine.max_sequences, fmean(_replicas(step, config) for step in steps)
     decode = seconds * load * slots * replicas / tokens  # of one step with the load that there was
     return Pipeline(
-        lengths=run_lengths(steps),
+        lengths=lengths,
         groups=config.batch.groups,
         group_size=config.batch.group_size,
-        replicas=replicas,
+        replicas=max(1, round(replicas)),
         slots=slots,
         token_seconds=decode / (floor + (1 - floor) * load),
         floor=floor,
@@ -110,15 +117,30 @@ def from_run(config: Config, steps: Steps, floor: float = FLOOR) -> Pipeline:
     )
 
 
+def _usable(steps: Steps) -> Steps:
+    """The steps after the start that tell all that is used; those before two looks at the members do not."""
+    return [
+        step
+        for step in steps[WARM_UP:]
+        if all(name in step for name in _USED)
+        and "generate" in step.get("load", {})
+        and "sync" in step.get("stages", {})
+    ]
+
+
+def _replicas(step: dict[str, Any], config: Config) -> int:
+    return int(step.get("replicas") or config.rollout.replicas)
+
+
 def run_lengths(steps: Steps) -> list[int]:
-    """Lengths as the steps' histograms have them, a few hundred of them."""
+    """Lengths as the steps' histograms have them, a few hundred of them; none if nothing was sampled."""
     longest, bins = steps[-1]["longest"], len(steps[-1]["lengths"])
     same = [step["lengths"] for step in steps if (step["longest"], len(step["lengths"])) == (longest, bins)]
     counts = [sum(column) for column in zip(*same, strict=True)]
     inside: list[list[int]] = [[] for _ in range(bins)]
     for length in range(longest + 1):
         inside[length * bins // (longest + 1)].append(length)
-    total = sum(counts)
+    total = max(1, sum(counts))
     found: list[int] = []
     for count, lengths in zip(counts, inside, strict=True):
         if lengths:

@@ -29,12 +29,14 @@ _LIMITING = ("generate", "train", "sync")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Seconds a step and load (0 to 1) of each stage, the share of the speed limit reached, and what limits."""
+    """Seconds a step and load (0 to 1) of each stage, the share of the speed limit reached, what limits, and how many
+    generators are alive."""
 
     seconds: dict[str, float]
     load: dict[str, float]
     limit_ratio: float
     bottleneck: str
+    replicas: int
 
     def as_record(self) -> dict[str, Any]:
         """For a step's line."""
@@ -43,6 +45,7 @@ class Verdict:
             "load": {name: round(value, 4) for name, value in self.load.items()},
             "limit_ratio": round(self.limit_ratio, 4),
             "bottleneck": self.bottleneck,
+            "replicas": self.replicas,
         }
 
 
@@ -108,6 +111,7 @@ class Pipeline:
             load=load,
             limit_ratio=max(load[name] for name in _LIMITING),
             bottleneck=max(load, key=lambda name: load[name]),
+            replicas=sum(role == "rollout" for role, _, _ in last.members),
         )
 
 
