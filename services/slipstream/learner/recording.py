@@ -6,7 +6,7 @@ lost one's file alone; `steps.jsonl` names the file that counts. With it `replay
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def keep(
     digest = xxhash.xxh3_128_hexdigest(content)
     path = file_of(folder, step, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".partial{os.getpid()}")
+    partial = path.with_suffix(f".partial{secrets.token_hex(4)}")
     partial.write_bytes(content)
     partial.rename(path)
     return {"record": digest, "weights": weights_digest(weights)}
