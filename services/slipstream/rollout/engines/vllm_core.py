@@ -158,9 +158,9 @@ class VllmCore:
         await asyncio.to_thread(self._memory.close)
 
     async def _begin(self) -> None:
+        await asyncio.to_thread(self._memory.note)
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        await asyncio.to_thread(self._memory.note)
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"pid": os.getpid()}))
 
     def _tap(self) -> None:
