@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import frames as limits
+from slipstream.config.data import SamplingSection
 from slipstream.errors import MessageError
 from slipstream.messages import (
+    MAX_HEAD,
     SCHEMA,
     Group,
     GroupArrays,
@@ -451,6 +453,19 @@ def test_likeliest_tokens_travel_behind_the_sampled_ones() -> None:
     assert read.logprobs.tobytes() == arrays().logprobs.tobytes()
     for name, values in HEAD.items():
         np.testing.assert_array_equal(getattr(read, name), values)
+
+
+@pytest.mark.parametrize("head", [MAX_HEAD + 1, 2**40, 2**63 - 1])
+def test_a_head_that_no_setting_allows_is_refused_though_there_are_no_tokens(head: int) -> None:
+    """Nothing else bounds it then, and no array has such a shape."""
+    header = {**GOLDEN_HEADER, "samples": [sample(tokens=0, versions=[])], "head": head}
+    with pytest.raises(MessageError, match=r"\$\.head"):
+        decode_group([msgpack.packb(header), GOLDEN_FRAMES[0], b"", b""])
+
+
+def test_the_largest_head_is_the_one_that_the_setting_allows() -> None:
+    bound = SamplingSection.model_json_schema()["properties"]["top_logprobs"]["maximum"]
+    assert bound == MAX_HEAD
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from slipstream.headers import SCHEMA, decode_header, encode_header
 
 __all__ = [
     "MAX_ARRAY_BYTES",
+    "MAX_HEAD",
     "MAX_HEADER_BYTES",
     "MAX_SAMPLES",
     "SCHEMA",
@@ -58,6 +59,7 @@ __all__ = [
 ]
 
 MAX_SAMPLES = 4096
+MAX_HEAD = 20  # as many as the setting allows: a group without tokens bounds it by nothing else
 
 Finish = Literal["stop", "length", "abort"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # every counter and version fits an int64
@@ -100,7 +102,7 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     epoch: Count = 0
     prompt: str = ""
     columns: dict[str, Any] = {}
-    head: Count = 0
+    head: Annotated[int, msgspec.Meta(ge=0, le=MAX_HEAD)] = 0
     job: str = ""
     generate_seconds: float = 0.0
     score_seconds: float = 0.0
