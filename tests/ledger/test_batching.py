@@ -64,6 +64,22 @@ async def test_a_failure_reaches_all_that_were_sent_and_the_next_call_is_new():
     await batch.call("x")
 
 
+@pytest.mark.parametrize(
+    ("answers", "met"),
+    [([None], LedgerError), ([None] * 3, LedgerError), (["no exception", None], TypeError)],
+)
+async def test_answers_that_do_not_fit_reach_every_caller(answers, met):
+    """A wrong count, or something that is no answer; and the next call is new."""
+
+    async def send(groups):
+        return answers if len(groups) == 2 else [None]
+
+    batch = Batch(send)
+    outcomes = await asyncio.gather(batch.call("a"), batch.call("b"), return_exceptions=True)
+    assert [type(each) for each in outcomes] == [met] * 2
+    await batch.call("c")
+
+
 async def test_one_that_is_cancelled_leaves_the_others_alone():
     far = Far()
     batch = Batch(far.send)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from slipstream.errors import LedgerError
+
 Send = Callable[[Sequence[Sequence[Any]]], Awaitable[list[Exception | None]]]
 MOST_AT_ONCE = 256  # bounds the time for which one call holds the server
 
@@ -38,12 +40,15 @@ class Batch:
 
     async def _send_all(self) -> None:
         batch: list[tuple[Sequence[Any], asyncio.Future[None]]] = []
+        cause: Exception | None = None
         try:
             await asyncio.sleep(0)  # what else this turn of the loop asks for comes along
             while self._waiting:
                 batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
                 try:
                     answers = await self._send([args for args, _ in batch])
+                    if len(answers) != len(batch):
+                        raise LedgerError(f"the ledger gave {len(answers)} answers to {len(batch)} calls")
                 except Exception as error:  # noqa: BLE001  (raised where each call waits)
                     answers = [error] * len(batch)
                 for (_, done), problem in zip(batch, answers, strict=True):
@@ -53,8 +58,13 @@ class Batch:
                         done.set_result(None)
                     else:
                         done.set_exception(problem)
+        except Exception as error:  # noqa: BLE001  (nobody waits for this task: raised where each call waits)
+            cause = error
         finally:
             self._sending = None
             for _, done in [*batch, *self._waiting]:
-                done.cancel()
+                if cause is None or done.done():
+                    done.cancel()
+                else:
+                    done.set_exception(cause)
             self._waiting = []
