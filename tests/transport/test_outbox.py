@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from slipstream.transport import wire
 from slipstream.transport.base import Parcel, Reply
 from slipstream.transport.outbox import MOST_TOGETHER, Outbox
 from slipstream.transport.sessions import Session
 
 
+def raise_(error):
+    raise error
+
+
 def outbox():
     """An outbox and what it sent: (session, ids)."""
     sent: list[tuple[bytes, list[wire.Brief]]] = []
-    return Outbox(lambda session, briefs: sent.append((session.identity, briefs))), sent
+    return Outbox(lambda session, briefs: sent.append((session.identity, briefs)), raise_), sent
 
 
 async def test_what_is_ready_in_one_turn_goes_together_and_by_session():
@@ -60,3 +66,15 @@ async def test_a_reply_with_frames_takes_along_what_was_ready_before_it(net, unt
             ("0", []), ("1", []), ("2", []), ("3", [b"data"]), ("4", []),
         ]  # fmt: skip
         assert (sender.stats().gaps, sender.stats().resends) == (0, 0)
+
+
+async def test_what_goes_wrong_at_the_end_of_a_turn_ends_the_receiver_with_the_cause(net, until, monkeypatch):
+    async with net.receiver() as receiver, net.sender() as sender:
+        sender.set_peers({"buffer": net.peer(receiver)})
+        sent = asyncio.create_task(sender.deliver(Parcel("p", "sample"), 20))
+        await until(lambda: receiver.stats().unread == 1)
+        monkeypatch.setattr(receiver._outbox, "_send", lambda session, briefs: raise_(OSError("no room")))
+        await receiver.receive_nowait().reply(Reply("ok"))
+        with pytest.raises(OSError, match="no room"):
+            await asyncio.wait_for(receiver.run(), 20)
+        sent.cancel()

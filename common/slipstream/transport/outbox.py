@@ -13,17 +13,20 @@ MOST_CHARACTERS = 10_000  # of ids and reasons, up to four bytes each: they and 
 
 
 class Outbox:
-    """Holds replies until the end of the turn; `send` gets those of one session."""
+    """Holds replies until the end of the turn; `send` gets those of one session, `failed` what it raised then."""
 
-    def __init__(self, send: Callable[[Session, list[Brief]], None]) -> None:
+    def __init__(
+        self, send: Callable[[Session, list[Brief]], None], failed: Callable[[BaseException], None]
+    ) -> None:
         self._send = send
+        self._failed = failed
         self._waiting: dict[Session, list[Brief]] = {}
         self._characters: dict[Session, int] = {}
 
     def put(self, session: Session, brief: Brief) -> None:
         """Leave a reply to be sent in a moment."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.empty)
+            asyncio.get_running_loop().call_soon(self._end_of_turn)
         characters = len(brief[0]) + len(brief[2])
         waiting = self._waiting.setdefault(session, [])
         together = self._characters.get(session, 0) + characters
@@ -43,3 +46,9 @@ class Outbox:
         waiting, self._waiting, self._characters = self._waiting, {}, {}
         for session, briefs in waiting.items():
             self._send(session, briefs)
+
+    def _end_of_turn(self) -> None:
+        try:
+            self.empty()
+        except Exception as error:  # noqa: BLE001  (called by the loop, so nobody else would see it)
+            self._failed(error)

@@ -77,7 +77,7 @@ class QueueReceiver:
         self._replies = ReplyMemory(options.remember_count, options.remember_bytes)
         self._working: dict[str, QueueDelivery] = {}
         self._unread: deque[QueueDelivery] = deque()
-        self._outbox = Outbox(self._send_answer)
+        self._outbox = Outbox(self._send_answer, lambda error: self._guard.fail(error))
         self._leaving: set[bytes] | None = None
         self._completed = self._repeated = self._refused = self._gaps = self._unsent = 0
 
