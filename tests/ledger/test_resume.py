@@ -128,9 +128,18 @@ async def test_an_older_ledger_is_replaced_whole(midway, connect, terms, replica
 
 async def test_another_snapshot_schema_is_refused(midway):
     snapshot = msgspec.msgpack.decode(await midway.snapshot(), type=Snapshot)
-    newer = msgspec.structs.replace(snapshot, schema=SNAPSHOT_SCHEMA + 1)
-    with pytest.raises(msgspec.ValidationError, match="schema"):
-        await midway.restore(msgspec.msgpack.encode(newer))
+    for schema in (SNAPSHOT_SCHEMA - 1, SNAPSHOT_SCHEMA + 1):
+        other = msgspec.structs.replace(snapshot, schema=schema)
+        with pytest.raises(msgspec.ValidationError, match=f"schema {schema}, this process reads 2"):
+            await midway.restore(msgspec.msgpack.encode(other))
+
+
+async def test_a_ledger_whose_tickets_were_issued_out_of_turn_is_refused(midway, server, terms):
+    """A release before could do so: `next` alone would then say that a ticket was issued which never was."""
+    with redis.Redis.from_url(server.url) as client:
+        client.sadd(midway._book._prefix + "ahead", 12)
+    with pytest.raises(UserError, match="out of turn"):
+        await midway.open_run(terms())
 
 
 async def test_the_audit_finds_a_book_that_was_tampered_with(midway, server):

@@ -13,7 +13,7 @@ from slipstream.ledger.counts import Audit, Book, Conservation, Counts, compare
 from slipstream.ledger.records import RunState, pairs
 from slipstream.ledger.runs import StateReply
 
-SNAPSHOT_SCHEMA = 1
+SNAPSHOT_SCHEMA = 2  # 1 could hold tickets that were issued ahead of their turn
 AUDIT_BATCH = 512
 AUDIT_TRIES = 5
 AT_ONCE = 1 << 30

@@ -427,6 +427,9 @@ end)
 define('open_run', WRITES, function(terms, expect_version)
   local wanted = {}
   for i = 1, #terms, 2 do wanted[terms[i]] = terms[i + 1] end
+  if redis.call('EXISTS', key('ahead')) == 1 then   -- where `next` does not say which tickets were issued
+    refuse('USER', 'an older release issued tickets of this run out of turn: go on with it, or begin another run.name')
+  end
   local run = hash('run')
   if not run then
     if expect_version > 0 then
