@@ -13,6 +13,7 @@ import pytest
 
 from slipstream.buffer.intake import Intake
 from slipstream.buffer.offers import Offers
+from slipstream.buffer.showing import show_nothing
 from slipstream.buffer.store import Store
 from slipstream.config.load import build
 from slipstream.config.schema import Config
@@ -165,7 +166,7 @@ def make_config() -> Callable[..., Config]:
 def make_offers(
     ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
 ) -> Callable[..., Offers]:
-    def make(index: int = 0, dropped: Any = lambda reason, read: None, **sections: dict[str, Any]) -> Offers:
+    def make(index: int = 0, dropped: Any = show_nothing, **sections: dict[str, Any]) -> Offers:
         return Offers(make_config(**sections), ledger, store, index, metrics, dropped)  # type: ignore[arg-type]
 
     return make

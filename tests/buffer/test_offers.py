@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 
 import msgspec
 import pytest
@@ -261,3 +262,20 @@ async def test_what_the_learner_drops_is_shown_before_it_is_forgotten(
     lines = read_lines(tmp_path / "dropped.jsonl")
     assert [(line["ticket"], line["reason"]) for line in lines] == [(1, "stale"), (2, "stale"), (3, "stale")]
     assert [sample["reward"] for sample in lines[0]["samples"]] == [1.0, 0.0]
+
+
+async def test_a_dropped_group_that_cannot_be_read_is_not_shown_and_stops_nobody(
+    make_offers, ask, shelve, store, tmp_path, make_group
+):
+    """It is read in a thread, for the disk may be busy: the others are answered meanwhile."""
+    shown = Dropped(SampleLog(tmp_path / "dropped.jsonl", 1.0), clock=lambda: 0.0)
+    offers = make_offers(dropped=shown.show)
+    group, frames = make_group(1)
+    store.put([(group, [b"junk", *frames[1:]])])
+    shelve(offers, 2)
+    threads = []
+    frames_of = store.frames
+    store.frames = lambda tickets: threads.append(threading.current_thread()) or frames_of(tickets)
+    assert ready(await offers.offer(ask(dropped=[(1, "stale"), (2, "stale")]))) == [2]
+    assert [line["ticket"] for line in read_lines(tmp_path / "dropped.jsonl")] == [2]
+    assert threading.main_thread() not in threads

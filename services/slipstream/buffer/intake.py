@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.buffer.quota import Quota, signal_of
-from slipstream.buffer.showing import Show
+from slipstream.buffer.showing import Show, show_nothing
 from slipstream.buffer.store import Store, size_of
 from slipstream.config.schema import Config
 from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
@@ -43,7 +43,7 @@ class Intake:
         quota: Quota,
         shelve: Callable[[int], None],
         metrics: BufferMetrics,
-        dropped: Show = lambda reason, read: None,
+        dropped: Show = show_nothing,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -109,7 +109,7 @@ class Intake:
 
     async def _drop(self, group: Group, reason: str) -> None:
         await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count)
-        self._show_dropped(reason, lambda: group)
+        await self._show_dropped(reason, lambda: group)
         self._metrics.received.labels(reason).inc()
 
     async def run(self) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from slipstream.buffer.quota import Quota
-from slipstream.buffer.showing import Show
+from slipstream.buffer.showing import Show, show_nothing
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.errors import LedgerError, MessageError
@@ -40,7 +40,7 @@ class Offers:
         store: Store,
         index: int,
         metrics: BufferMetrics,
-        dropped: Show = lambda reason, read: None,
+        dropped: Show = show_nothing,
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -133,7 +133,7 @@ class Offers:
     async def _follow(self, request: Offer) -> None:
         """Look up what the learner has changed; another learner may have changed anything."""
         for ticket, reason in request.dropped:
-            self._show_dropped(reason, partial(self._read, ticket))
+            await self._show_dropped(reason, partial(self._read, ticket))
         if request.recheck or request.learner != self._learner:
             await self.catch_up()
             self._learner = request.learner
@@ -168,8 +168,12 @@ class Offers:
                 )
 
     def _read(self, ticket: int) -> Group | None:
+        """A group to be shown; the learner tells of one that cannot be read when a step needs it."""
         _, frames = self._store.frames([ticket])
-        return decode_group(frames)[0] if frames else None
+        try:
+            return decode_group(frames)[0] if frames else None
+        except MessageError:
+            return None
 
     def _without_signal(self) -> int:
         return sum(not row.informative for row in self._rows())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from slipstream.messages import Group, Sample
 from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.samples import SampleLog
 
-Show = Callable[[str, Callable[[], Group | None]], None]
+Show = Callable[[str, Callable[[], Group | None]], Awaitable[None]]
 SHOWN_SAMPLES = 4
 LONGEST_TEXT = 4000
+
+
+async def show_nothing(reason: str, read: Callable[[], Group | None]) -> None:
+    """For those who show nobody what they drop."""
 
 
 class Dropped:
@@ -23,9 +28,12 @@ class Dropped:
         self._clock = clock
         self._pace = Pace(lines=3, seconds=10.0)
 
-    def show(self, reason: str, read: Callable[[], Group | None]) -> None:
-        """Keep this one, if it is its turn; `read` gets it, unless it is gone."""
-        if self._pace.allows(self._clock()) and (group := read()) is not None:
+    async def show(self, reason: str, read: Callable[[], Group | None]) -> None:
+        """Keep this one, if it is its turn; `read` gets it, unless it is gone.
+
+        It is called in a thread: the store may be busy with the disk, and nobody else shall wait for that.
+        """
+        if self._pace.allows(self._clock()) and (group := await asyncio.to_thread(read)) is not None:
             self._samples.write(dropped_record(group, reason) | {"unseen": self._pace.held_back()})
 
 
