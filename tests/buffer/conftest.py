@@ -35,6 +35,7 @@ class FakeLedger:
     sizes: dict[int, int] = field(default_factory=dict)
     covered: list[tuple[int, int]] = field(default_factory=list)
     away: bool = False
+    deaf: bool = False  # it does what it is told, and its answers get lost
     calls: int = 0
 
     def fly(self, *tickets: int, attempt: int = 0) -> None:
@@ -51,7 +52,10 @@ class FakeLedger:
         if self.away:
             raise LedgerError("the ledger did not answer")
         self.calls += 1
-        return [self._buffered(*group) for group in groups]
+        answers = [self._buffered(*group) for group in groups]
+        if self.deaf:
+            raise LedgerError("the ledger did not answer")
+        return answers
 
     def _buffered(self, ticket: int, attempt: int, shard: str, *facts: Any) -> Exception | None:
         try:
@@ -68,6 +72,8 @@ class FakeLedger:
         self.states_of[ticket], self.reasons[ticket] = "dropped", reason
 
     async def states(self, tickets: Sequence[int]) -> dict[int, str]:
+        if self.deaf:
+            raise LedgerError("the ledger did not answer")
         return {ticket: self.states_of[ticket] for ticket in tickets if ticket in self.states_of}
 
     async def stored(self) -> list[tuple[int, int, str]]:
@@ -178,7 +184,7 @@ def make_intake(
 ) -> Callable[..., Intake]:
     def make(offers: Offers, **sections: dict[str, Any]) -> Intake:
         config = make_config(**sections)
-        return Intake(config, ledger, store, "0", offers.quota, offers.shelve, metrics)  # type: ignore[arg-type]
+        return Intake(config, ledger, store, "0", offers.quota, offers.shelve, offers.doubt, metrics)  # type: ignore[arg-type]
 
     return make
 

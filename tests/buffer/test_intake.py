@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
+from slipstream.buffer import offers as offers_module
+from slipstream.questions import Offered
 from slipstream.transport.base import OK, REFUSED, RETRY
 
 
@@ -27,6 +30,10 @@ async def running(make_intake, make_offers):
 
 REQUIRE = {"min_informative_frac": 1.0}
 RIGHT, WRONG = (1.0, 1.0), (0.0, 0.0)
+
+
+def serial_of(reply):
+    return msgspec.msgpack.decode(reply.frames[0], type=Offered).serial
 
 
 async def test_a_group_is_on_disk_and_booked_before_it_is_acknowledged(running, ledger, store, make_group):
@@ -101,6 +108,30 @@ async def test_a_group_is_kept_by_its_sender_while_the_ledger_is_away(running, l
     ledger.away = False
     assert (await intake.store(make_group(1)[1])).status == OK
     assert shelved == {1}
+
+
+async def test_a_group_whose_booking_was_not_answered_is_offered_though_its_sender_is_gone(
+    running, ledger, store, make_group, ask, monkeypatch
+):
+    """The ledger may have it as stored: then nobody rolls it out anew, and end of data would wait for it for ever."""
+    monkeypatch.setattr(offers_module, "WAIT_SECONDS", 0.001)
+    intake, _ = running()
+    await intake.offers.offer(ask())
+    ledger.fly(1, 2, 3)
+    ledger.deaf = True
+    assert (await intake.store(make_group(1)[1])).status == RETRY
+    assert (await intake.offers.offer(ask())).status == RETRY
+    ledger.deaf, ledger.away = False, True
+    assert (await intake.store(make_group(2)[1])).status == RETRY
+    ledger.away = False
+    before = serial_of(await intake.offers.offer(ask()))
+    assert intake.offers._free == {1}
+    reply = await intake.offers.offer(ask(serial=before))
+    assert serial_of(reply) == before  # the second is asked about again, and the learner is not woken by that
+    ledger.states_of[2], ledger.attempts[2] = "issued", 1
+    await intake.offers.offer(ask())
+    assert not store.holds(2, 0)
+    assert intake.offers._doubtful == set()
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,28 @@ async def test_an_attempt_that_is_stored_meanwhile_stays(
     assert store.holds(1, 1)
 
 
+@pytest.mark.parametrize("question", [{"changed": [1]}, {"recheck": True}])
+async def test_what_is_shelved_while_the_ledger_answers_stays_on_offer(
+    make_offers, ask, shelve, ledger, monkeypatch, question
+):
+    """Its next attempt was on its way when the ledger answered, and is stored before the answer is here."""
+    offers = make_offers()
+    shelve(offers, 1)
+    await offers.offer(ask())
+    ledger.fly(1, attempt=1)
+    answer = ledger.states
+
+    async def slow_states(tickets):
+        found = await answer(tickets)
+        shelve(offers, 1, attempt=1)
+        return found
+
+    monkeypatch.setattr(ledger, "states", slow_states)
+    assert ready(await offers.offer(ask(**question))) == [1]
+    monkeypatch.setattr(ledger, "states", answer)
+    assert ready(await offers.offer(ask())) == [1]
+
+
 async def test_catching_up_deletes_what_the_ledger_has_closed(make_offers, shelve, ledger, store):
     offers = make_offers()
     shelve(offers, 1, 2)

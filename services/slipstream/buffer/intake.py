@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.buffer.quota import Quota, signal_of
@@ -32,7 +32,10 @@ class _Arrival:
 
 
 class Intake:
-    """Stores groups; `shelve` is told of each one that a step may take, `dropped` of each that none will."""
+    """Stores groups; `shelve` is told of each one that a step may take, `dropped` of each that none will.
+
+    `doubt` is told of those that are on the disk and may be booked, since the ledger's answer did not come.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Intake:
         shard: str,
         quota: Quota,
         shelve: Callable[[int], None],
+        doubt: Callable[[Iterable[int]], None],
         metrics: BufferMetrics,
         dropped: Show = show_nothing,
     ) -> None:
@@ -53,6 +57,7 @@ class Intake:
         self._waiting: asyncio.Queue[_Arrival] = asyncio.Queue(1024)
         self._quota = quota
         self._shelve = shelve
+        self._doubt = doubt
         self._pace = Pace(lines=5, seconds=10.0)
         self._show_dropped = dropped
 
@@ -133,6 +138,7 @@ class Intake:
         try:
             return await self._ledger.buffered_all([self._facts(each.group, each.frames) for each in arrivals])
         except LedgerError as error:
+            self._doubt([each.group.ticket for each in arrivals])
             return [error] * len(arrivals)
 
     def _facts(self, group: Group, frames: Frames) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -28,6 +28,7 @@ log = logging.getLogger("slipstream.buffer")
 WAIT_SECONDS = 1.0
 GATHER_SECONDS = 0.05
 HOUSE_SECONDS = 5.0
+_HELD = ("buffered", "taken", "trained")  # the ledger has it as stored
 
 
 class Offers:
@@ -49,6 +50,8 @@ class Offers:
         self._metrics = metrics
         self._show_dropped = dropped
         self._free: set[int] = set()
+        self._lately: set[int] = set()  # shelved while the ledger is asked: its answer may be of before
+        self._doubtful: set[int] = set()  # what the ledger calls these is to be looked up
         self._serial = time.time_ns()  # an answer from before a restart is never taken for this one
         self._arrived = asyncio.Event()
         self._learner = ""
@@ -64,7 +67,16 @@ class Offers:
     def shelve(self, ticket: int) -> None:
         """Note that a group is stored and booked, so that the next step may have it."""
         self._free.add(ticket)
+        if self._lock.locked():
+            self._lately.add(ticket)
         self._changed()
+
+    def doubt(self, tickets: Iterable[int]) -> None:
+        """Note groups on the disk of which the ledger may have heard although it did not answer.
+
+        Their senders offer them again, but may be gone before; so the ledger is asked until it is sure.
+        """
+        self._doubtful.update(tickets)
 
     async def catch_up(self) -> None:
         """Compare the store with the ledger: after a restart, for another learner, or when something is missing.
@@ -72,13 +84,12 @@ class Offers:
         What the ledger calls stored here and is not, goes back to be rolled out anew. A group that was written but
         not yet booked is offered again by its sender; until then it is not free.
         """
-        known, before = self._store.rows, set(self._free)
+        known = self._store.rows
         listed = await self._ledger.stored()
         states = await self._ledger.states([row.ticket for row in known])
         await self._forget([row for row in known if row.ticket not in states])
         booked = {number for number, attempt, shard in listed if shard == self.shard}
-        # what was shelved while we asked is free, whatever the answer of before says
-        self._free = (self._free - before) | {number for number in booked if self._store.row(number)}
+        self._free = (self._free & self._lately) | {number for number in booked if self._store.row(number)}
         self._changed()
         await self._give_back(listed)
 
@@ -132,18 +143,28 @@ class Offers:
 
     async def _follow(self, request: Offer) -> None:
         """Look up what the learner has changed; another learner may have changed anything."""
+        self._lately.clear()
         for ticket, reason in request.dropped:
             await self._show_dropped(reason, partial(self._read, ticket))
+        self._doubtful.update(request.changed)
         if request.recheck or request.learner != self._learner:
             await self.catch_up()
             self._learner = request.learner
-        elif request.changed:
-            known = [row for n in request.changed if (row := self._store.row(n)) is not None]
-            states = await self._ledger.states(request.changed)
-            gone = [row for row in known if states.get(row.ticket) in (None, "dropped", "failed", "issued")]
-            again = {n for n, state in states.items() if state == "buffered" and self._store.row(n)}
-            self._free = (self._free - set(request.changed)) | again
-            await self._forget(gone)
+        elif self._doubtful:
+            await self._look_up(sorted(self._doubtful))
+
+    async def _look_up(self, tickets: Sequence[int]) -> None:
+        """See what became of some tickets; one that is here and that the ledger awaits yet stays in doubt."""
+        known = [row for n in tickets if (row := self._store.row(n)) is not None]
+        states = await self._ledger.states(tickets)
+        gone = [row for row in known if states.get(row.ticket) in (None, "dropped", "failed", "issued")]
+        again = {n for n, state in states.items() if state == "buffered" and self._store.row(n)}
+        before = set(self._free)
+        self._free = (self._free - (set(tickets) - self._lately)) | again
+        await self._forget(gone)
+        awaited = {n for n in tickets if self._store.row(n) and states.get(n) not in _HELD}
+        self._doubtful -= set(tickets) - awaited
+        if self._free != before or awaited != set(tickets):
             self._changed()
 
     async def _give_back(self, listed: Sequence[tuple[int, int, str]]) -> None:

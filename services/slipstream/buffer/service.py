@@ -38,7 +38,15 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             offers = Offers(config, site.ledger, store, index, metrics, dropped.show)
             await offers.catch_up()
             intake = Intake(
-                config, site.ledger, store, offers.shard, offers.quota, offers.shelve, metrics, dropped.show
+                config,
+                site.ledger,
+                store,
+                offers.shard,
+                offers.quota,
+                offers.shelve,
+                offers.doubt,
+                metrics,
+                dropped.show,
             )
             life.watch("intake", intake.run())
             life.watch("housekeeping", offers.keep_house(life))
