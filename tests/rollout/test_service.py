@@ -234,6 +234,46 @@ async def test_tickets_that_are_lost_while_their_prompts_are_read_are_not_starte
     assert bench.parts.ledger.failed == bench.parts.ledger.handed == []
 
 
+async def test_a_stop_does_not_wait_for_a_prompt_that_is_read(bench):
+    """The seconds that a stop leaves are for handing over what is in flight."""
+    read, reading = threading.Event(), threading.Event()
+
+    class Stuck(Prompts):
+        def __getitem__(self, index):
+            reading.set()
+            read.wait(60)
+            return super().__getitem__(index)
+
+    bench.parts.prompts = Stuck(list(bench.parts.prompts))
+    bench.parts.ledger.grants = [[ticket(5)]]
+    running = asyncio.create_task(bench.rollout.run())
+    try:
+        await asyncio.to_thread(reading.wait, 30)
+        bench.life.closing()
+        await asyncio.wait_for(running, 30)
+    finally:
+        read.set()
+    assert "give up" in bench.parts.roller.left
+    assert bench.parts.roller.orders == bench.parts.ledger.failed == []
+
+
+@pytest.mark.parametrize(("took", "seconds"), [(25.0, [15.0, 35.0]), (45.0, [0.001, 15.0])])
+async def test_the_time_that_a_prompt_takes_to_read_is_the_tickets(bench, monkeypatch, took, seconds):
+    clock = [0.0]
+
+    class Slow(Prompts):
+        def __getitem__(self, index):
+            clock[0] += took / 2  # there are two
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    bench.parts.prompts = Slow(list(bench.parts.prompts))
+    bench.parts.ledger.grants = [[ticket(5, deadline=130.0), ticket(6, deadline=150.0)]]
+    bench.parts.roller.ends |= {5: Reply(OK), 6: Reply(OK)}
+    await bench.life.run(bench.rollout.run())
+    assert [order.deadline_seconds for order in bench.parts.roller.orders] == seconds
+
+
 async def test_the_span_of_admission_leaves_the_reading_of_prompts_out(bench, monkeypatch):
     clock, spans = [0.0], []
 
@@ -343,7 +383,8 @@ async def test_what_does_not_let_go_is_given_back_without_blame(bench):
     assert bench.parts.ledger.failed == []
 
 
-async def test_a_ticket_that_is_granted_again_has_the_time_that_is_left_of_it(bench):
+async def test_a_ticket_that_is_granted_again_has_the_time_that_is_left_of_it(bench, monkeypatch):
+    monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     bench.parts.ledger.grants = [[ticket(5, deadline=130.0), ticket(6, deadline=150.0)]]
     bench.parts.roller.ends |= {5: Reply(OK), 6: Reply(OK)}
     await bench.life.run(bench.rollout.run())

@@ -37,6 +37,7 @@ _GOODBYE_SECONDS = 1.5
 _HAND_OVER_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
 _LOOK_SECONDS = 1.0
+_LEAST_SECONDS = 0.001  # of an order whose ticket's time went by while its prompt was read
 
 
 def serve(config: Config, folder: RunFolder, name: str) -> Service:
@@ -181,19 +182,20 @@ class Rollout:
             return 0
         asked = time.monotonic()
         tickets = await parts.ledger.admit(parts.name, count, self._version(), named=here)
-        took, losses = time.monotonic() - asked, self._losses
-        newest = max((ticket.deadline for ticket in tickets), default=0.0)
-        prompts = await asyncio.to_thread(self._prompts_of, tickets) if tickets else []
-        if self._losses != losses or self._life.stopping:
-            return (
-                0  # others have got these too, or will when this replica leaves, which gives back what it holds
-            )
+        if not tickets:
+            return 0
+        granted, losses = time.monotonic(), self._losses
+        # a stop leaves seconds to hand over what is in flight, and none to wait for a stream
+        prompts = await self._life.unless_stopped(asyncio.to_thread(self._prompts_of, tickets))
+        if prompts is None or self._losses != losses or self._life.stopping:
+            return 0  # others have these too, or will when this replica leaves, which gives back what it holds
+        # one that is granted again, since its first grant got lost, has less time than a new one
+        newest = max(ticket.deadline for ticket in tickets)
+        left = parts.config.rollout.ticket_seconds - (time.monotonic() - granted)
         for ticket, prompt in zip(tickets, prompts, strict=True):
-            tracing.admitted(parts.config.run.name or "", ticket.number, ticket.attempt, took)
-            # one that is granted again, since its first grant got lost, has less time than a new one
-            seconds = self._parts.config.rollout.ticket_seconds - (newest - ticket.deadline)
+            tracing.admitted(parts.config.run.name or "", ticket.number, ticket.attempt, granted - asked)
             try:
-                order = self._order(ticket, prompt, seconds)
+                order = self._order(ticket, prompt, max(_LEAST_SECONDS, left - (newest - ticket.deadline)))
             except MessageError as error:
                 await self._fail(ticket, "partial", str(error))
                 continue
