@@ -209,7 +209,9 @@ class Stack:
         stack.callback(store.close)
         offers = Offers(self.config, self.ledger, store, 0, metrics)
         await offers.catch_up()
-        intake = Intake(self.config, self.ledger, store, "0", offers.quota, offers.shelve, metrics)
+        intake = Intake(
+            self.config, self.ledger, store, "0", offers.quota, offers.shelve, offers.doubt, metrics
+        )
         self.life.watch("intake", intake.run())
         self.life.watch("housekeeping", offers.keep_house(self.life))
         self.life.watch("buffer", self._each(buffer, lambda delivery: answer_buffer(delivery, intake, offers)))
