@@ -139,6 +139,10 @@ def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: st
         ({"learner.optimizer.schedule": "cosine"}, ["learner.optimizer.schedule cosine", "run.steps"]),
         ({"learner.n_mini": 3}, ["learner.n_mini 3", "batch.groups 8"]),
         (
+            {"learner.parallel.ranks": 3, "learner.parallel.replicate": 2},
+            ["learner.parallel.replicate 2", "learner.parallel.ranks 3"],
+        ),
+        (
             {"learner.optimizer.kind": "muon", "learner.parallel.cpu_offload": True},
             ["learner.optimizer.kind muon", "learner.parallel.cpu_offload"],
         ),

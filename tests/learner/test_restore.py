@@ -268,6 +268,15 @@ async def test_a_checkpoint_without_its_optimizer_is_skipped_by_name(make_parts,
     assert "step-00000002 skipped: has weights and no optimizer" in caplog.text
 
 
+async def test_a_run_with_nothing_but_weights_left_does_not_begin_anew(make_parts):
+    parts = await make_parts("a")
+    await train(parts, await reopen(parts))
+    path = write(parts.folder.checkpoints, 2, {"model.safetensors": lambda path: path.write_bytes(b"")})
+    with pytest.raises(UserError, match="no checkpoint left to go on from: step-00000002") as refused:
+        await reopen(await make_parts("b"))
+    assert f"learner.start_from={path}" in str(refused.value)
+
+
 async def test_an_incomplete_checkpoint_is_skipped_and_named(make_parts, caplog):
     """Case 108."""
     parts = await make_parts("a")

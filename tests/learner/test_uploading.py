@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from slipstream.checkpoint.finding import prune, verify
+from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import write
 from slipstream.errors import UserError
 from slipstream.learner.restore import write_checkpoint
@@ -54,6 +55,21 @@ async def test_a_checkpoint_is_there_as_it_is_on_disk(tmp_path, start, metrics, 
     (tmp_path / "back").rename(tmp_path / "step-00000003")
     assert verify(tmp_path / "step-00000003") == []
     assert metrics.uploads.labels("done")._value.get() == 1
+
+
+async def test_the_copy_of_a_checkpoint_keeps_the_moments_that_are_taken_out_here(tmp_path, start):
+    uploader = start(f"file://{tmp_path}/there")
+    names = ("model.safetensors", "trainer.safetensors")
+    path = write(tmp_path / "checkpoints", 3, {name: lambda path: path.write_text("x") for name in names})
+    uploader.offer(3, path)
+    assert await uploader.settled(30.0)
+    write(tmp_path / "checkpoints", 4, {name: lambda path: path.write_text("x") for name in names})
+    assert thin(tmp_path / "checkpoints", 1, "trainer*") == [path]
+    uploader.offer(3, path)
+    assert await uploader.settled(30.0)
+    there = tmp_path / "there" / "r" / "step-00000003"
+    assert verify(there) == []
+    assert (there / "trainer.safetensors").exists()
 
 
 class Store:

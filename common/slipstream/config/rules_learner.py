@@ -40,6 +40,12 @@ def step_refusals(config: Config) -> list[str]:
             "learner.optimizer.kind muon makes its update on the GPUs, but learner.parallel.cpu_offload keeps the "
             "weights in host memory; use adamw, or set learner.parallel.cpu_offload to false"
         )
+    parallel = config.learner.parallel
+    if parallel.ranks is not None and parallel.ranks % parallel.replicate:
+        found.append(
+            f"learner.parallel.replicate {parallel.replicate} does not divide learner.parallel.ranks "
+            f"{parallel.ranks}; choose a divisor"
+        )
     stale = config.staleness
     return [
         *found,

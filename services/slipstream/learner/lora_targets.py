@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def check_targets(folder: Path, lora: LoraSection) -> None:
     """
     if lora.rank is None or not lora.targets:
         return
-    matrices = [name for name, shape in tensor_shapes(folder).items() if len(shape) == 2]
+    words = _vocabulary(folder)  # embeddings and the head carry none
+    shapes = tensor_shapes(folder).items()
+    matrices = [name for name, shape in shapes if len(shape) == 2 and shape[0] != words]
     choose([name.removesuffix(".weight") for name in matrices], lora.targets)
 
 
@@ -55,6 +58,15 @@ def check_names(folder: Path, names: Iterable[str]) -> None:
             f"learner.lora.rank: the files in {folder} hold no {missing[0]}, which the model made of them has",
             "save the model with transformers, or train all weights (null)",
         )
+
+
+def _vocabulary(folder: Path) -> int | None:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # whoever loads the model says so
+        return None
+    size: int | None = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    return size
 
 
 def _names(target: str, layer: str) -> bool:

@@ -62,6 +62,8 @@ async def reopen(parts: Parts) -> Line:
     )
     for path, why in found.skipped:
         log.warning("checkpoint %s skipped: %s", path.name, why)
+    if found.path is None:
+        _refuse_to_begin_anew([path for path, _ in found.skipped if weights_only(path)])
     line, snapshot = Line(), None
     if found.path is not None:
         refuse_changed(found.path, parts.identity)
@@ -138,6 +140,16 @@ def write_checkpoint(
     prune(parts.folder.checkpoints, keep.keep_last, keep.keep_every or 0, uploading)
     if keep.keep_optimizer_last is not None:
         thin(parts.folder.checkpoints, keep.keep_optimizer_last, OPTIMIZER_FILES, uploading)
+
+
+def _refuse_to_begin_anew(thinned: list[Path]) -> None:
+    """A run whose last whole checkpoint is gone does not start over beside the weights that are left of it."""
+    if thinned:
+        raise UserError(
+            f"the run has no checkpoint left to go on from: {thinned[0].name} and older ones have weights and no "
+            "optimizer (learner.checkpoint.keep_optimizer_last)",
+            f"bring a newer one back, or begin a new run: run.name=NEW learner.start_from={thinned[0]}",
+        )
 
 
 def _unwanted(path: Path, makers: Mapping[int, str]) -> str:

@@ -168,7 +168,7 @@ def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Shape], folder: P
     if different:
         raise UserError(
             f"checkpoint {folder} is of another model: {len(different)} tensors differ, as {different[0]}",
-            "set model.source to the model that it was made from",
+            "set model.source and learner.lora to what it was made with",
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from slipstream.checkpoint.files import MARKER
 from slipstream.checkpoint.finding import sealed
 from slipstream.errors import SlipstreamError, UserError
+from slipstream.learner.state import weights_only
 from slipstream.telemetry.metrics import LearnerMetrics
 
 log = logging.getLogger("slipstream.learner")
@@ -141,8 +142,8 @@ class Uploader:
         marker = f"{target}/{MARKER}"
         sealed_as = (path / MARKER).read_bytes()
         if self._system.exists(marker):
-            if self._system.cat_file(marker) == sealed_as:
-                return
+            if self._system.cat_file(marker) == sealed_as or weights_only(path):
+                return  # also when its moments were taken out here since: the copy that has them stays
             self._system.rm_file(marker)  # the step was trained anew
         for file in sorted(each for each in path.rglob("*") if each.is_file() and each.name != MARKER):
             place = f"{target}/{file.relative_to(path).as_posix()}"
