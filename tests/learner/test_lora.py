@@ -10,7 +10,7 @@ from slipstream.config.data import ModelSection
 from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
 from slipstream.learner.lora import without_dropout
-from slipstream.learner.lora_targets import choose
+from slipstream.learner.lora_targets import check_targets, choose
 from slipstream.learner.model import Policy
 
 QUERY = "model.layers.0.self_attn.q_proj"
@@ -131,3 +131,13 @@ def test_a_model_whose_files_have_other_names_is_refused(make_llama, tmp_path):
     Policy(folder, ModelSection(), "cpu")
     with pytest.raises(UserError, match=r"hold no model\.embed_tokens\.weight"):
         Policy(folder, ModelSection(), "cpu", LoraSection(rank=2))
+
+
+def test_the_head_and_the_embedding_are_refused_as_targets_from_the_files_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 9}')
+    shapes = {"lm_head.weight": (9, 4), "model.embed_tokens.weight": (9, 4), "a.q_proj.weight": (4, 4)}
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    check_targets(tmp_path, LoraSection(rank=2, targets=["q_proj"]))
+    for target in ("lm_head", "embed_tokens"):
+        with pytest.raises(UserError, match=f"no linear layer '{target}'.*this model has q_proj"):
+            check_targets(tmp_path, LoraSection(rank=2, targets=[target]))

@@ -75,7 +75,7 @@ def check_adapters(policy: Policy, checkpoint: Path) -> None:
         raise UserError(
             f"learner.lora.rank is {ours}, but {checkpoint} holds adapters of rank {saved['rank']} on "
             f"{len(saved['layers'])} layers",
-            "set learner.lora as it was; or `slipstream export` it, and begin a new run with model.source=that folder",
+            "set learner.lora as it was; or `slipstream export` it, and begin a new run with model.source=FOLDER",
         )
     if own.scale != saved["scale"]:
         raise UserError(
