@@ -39,6 +39,7 @@ LIBRARIES = {
     "shards": set(),
     "simulation": set(),
     "staleness": set(),
+    "stores": {"fsspec"},
     "telemetry": {"opentelemetry", "prometheus_client", "tensorboardX", "wandb"},
     "text": set(),
     "tokens": {"jinja2", "transformers"},
@@ -57,6 +58,7 @@ PARTS = {
     "rewards": {"errors", "text"},
     "simulation": {"staleness"},
     "staleness": {"errors"},
+    "stores": {"errors"},
     "text": set(),
 }
 TORCH_FREE_ALGO = {"algo", "algo.spec", "algo.recipes", "algo.contradictions", "algo.ranges"}

@@ -16,7 +16,8 @@ from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import write
 from slipstream.errors import UserError
 from slipstream.learner.restore import write_checkpoint
-from slipstream.learner.uploading import Uploader, open_store
+from slipstream.learner.uploading import Uploader
+from slipstream.stores import open_store
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ async def test_what_an_earlier_start_left_is_uploaded(tmp_path, start):
 
 def test_a_place_that_no_package_knows_is_a_mistake():
     with pytest.raises(UserError, match=r"learner\.checkpoint\.upload 'nowhere://x'"):
-        open_store("nowhere://x")
+        open_store("nowhere://x", "learner.checkpoint.upload")
 
 
 async def test_one_that_is_written_anew_meanwhile_is_sent_again_as_it_is_now(tmp_path, through):

@@ -13,28 +13,13 @@ from typing import Any
 import numpy as np
 
 from slipstream.errors import TransportTimeout, UserError, WeightsError
+from slipstream.stores import open_store
 from slipstream.weights.base import Bytes, Part
 from slipstream.weights.manifest import Manifest
 
 BLOCK_BYTES = 8 << 20
 MARKER = "complete"
-
-
-def open_folder(url: str) -> tuple[Any, str]:
-    """File system and path of a folder, as fsspec names it.
-
-    Raises:
-        UserError: An unknown scheme, or a scheme whose package is not installed.
-    """
-    import fsspec
-
-    try:
-        system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-    except (ValueError, ImportError) as error:
-        raise UserError(
-            f"weights.folder {url!r} cannot be used: {error}", "see fsspec's list of schemes"
-        ) from None
-    return system, str(path).rstrip("/")
+SETTING = "weights.folder"
 
 
 class FileStore:
@@ -48,7 +33,7 @@ class FileStore:
 
     def __init__(self, url: str, run: str, incarnation: int) -> None:
         self._url = url.rstrip("/")
-        self._system, root = open_folder(url)
+        self._system, root = open_store(url, SETTING)
         self._root, self._run, self._prefix = f"{root}/{run}", run, f"{incarnation}-"
         self._own: list[int] = []
         try:
@@ -127,7 +112,7 @@ class FilePuller:
         filled: Callable[[int], None],
     ) -> None:
         """See `base.Puller`; a folder that is missing or without its marker is to be asked for again."""
-        system, folder = open_folder(endpoint)
+        system, folder = open_store(endpoint, SETTING)
         try:
             if system.cat_file(f"{folder}/{MARKER}").decode(errors="replace") != manifest.digest:
                 raise WeightsError(f"{endpoint} holds another version than {manifest.version}")

@@ -12,33 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 from slipstream.checkpoint.files import MARKER
 from slipstream.checkpoint.finding import sealed
-from slipstream.errors import SlipstreamError, UserError
+from slipstream.errors import SlipstreamError
 from slipstream.learner.state import weights_only
+from slipstream.stores import open_store
 from slipstream.telemetry.metrics import LearnerMetrics
 
 log = logging.getLogger("slipstream.learner")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 2.0, 300.0
-
-
-def open_store(url: str) -> tuple[Any, str]:
-    """File system and path of a place, as fsspec names it.
-
-    Raises:
-        UserError: An unknown scheme, or one whose package is not installed.
-    """
-    import fsspec
-
-    try:
-        system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-    except (ValueError, ImportError) as error:
-        raise UserError(
-            f"learner.checkpoint.upload {url!r} cannot be used: {error}", "see fsspec's list of schemes"
-        ) from None
-    return system, str(path).rstrip("/")
 
 
 class Uploader:
@@ -58,9 +41,9 @@ class Uploader:
             wait_s: Time before the second attempt, seconds; each further one waits twice as long.
 
         Raises:
-            UserError: As `open_store`.
+            UserError: As `stores.open_store`.
         """
-        self._system, root = open_store(url)
+        self._system, root = open_store(url, "learner.checkpoint.upload")
         self._url = f"{url.rstrip('/')}/{run}"
         self._root = f"{root}/{run}"
         self._metrics = metrics
