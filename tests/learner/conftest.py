@@ -133,3 +133,22 @@ def make_trainer(llama_folder):
         return Trainer(build(tree)[0], folder or llama_folder)
 
     return make
+
+
+@pytest.fixture
+def gradients_of():
+    """A step's gradients by name, caught just before the optimizer would use them, and its report."""
+
+    def catch_gradients(trainer, groups, version=0):
+        caught = {}
+
+        def catch(norm):
+            caught.update({name: p.grad.clone() for name, p in trainer.policy.parameters().items()})
+            trainer.optimizer.forget()
+
+        trainer.optimizer.step = catch
+        report = trainer.step(groups, version)
+        assert report.stepped
+        return caught, report
+
+    return catch_gradients

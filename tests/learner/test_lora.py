@@ -16,18 +16,6 @@ from slipstream.learner.model import Policy
 QUERY = "model.layers.0.self_attn.q_proj"
 
 
-def _gradients(trainer, groups):
-    caught = {}
-
-    def catch(norm):
-        caught.update({name: p.grad.clone() for name, p in trainer.policy.parameters().items()})
-        trainer.optimizer.forget()
-
-    trainer.optimizer.step = catch
-    trainer.step(groups, 0)
-    return caught
-
-
 def _lora(rank=4, **more):
     return {"lora": {"rank": rank, **more}}
 
@@ -52,10 +40,12 @@ def test_the_base_keeps_its_names(make_trainer):
 @pytest.mark.parametrize(
     ("more", "scale"), [({"alpha": 2.0}, 0.5), ({"alpha": 2.0, "rslora": True}, 1.0), ({}, 2.0)]
 )
-def test_the_gradient_is_that_of_the_weights_through_the_adapters(make_trainer, random_groups, more, scale):
+def test_the_gradient_is_that_of_the_weights_through_the_adapters(
+    make_trainer, random_groups, more, scale, gradients_of
+):
     """With W' = W + s B A and B = 0: dB = s dW A^T, and dA = s B^T dW = 0."""
     groups, trainer = random_groups(), make_trainer(learner=_lora(**more))
-    dense, ours = _gradients(make_trainer(), groups), _gradients(trainer, groups)
+    dense, ours = gradients_of(make_trainer(), groups)[0], gradients_of(trainer, groups)[0]
     assert trainer.policy.adapters.scale == scale
     for layer in trainer.policy.adapters.layers:
         a = trainer.tensors()[f"{layer}.lora_A.weight"]

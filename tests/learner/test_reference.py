@@ -63,19 +63,6 @@ def _logprobs(policy, groups):
     return rows
 
 
-def _gradients(trainer, groups, version=0):
-    caught = {}
-
-    def catch(norm):
-        caught.update({name: p.grad.clone() for name, p in trainer.policy.parameters().items()})
-        trainer.optimizer.forget()
-
-    trainer.optimizer.step = catch
-    report = trainer.step(groups, version)
-    assert report.stepped
-    return caught, report
-
-
 def _kl(kind, now_T, reference_T):
     """Schulman's estimators as they are written down; autograd does the rest."""
     z_T = reference_T - now_T
@@ -97,7 +84,9 @@ def _close(found, expected, tolerance=1e-5):
 
 @pytest.mark.parametrize("tokens", [16, 4096])
 @pytest.mark.parametrize("kind", ["k2", "k3", "k1_weighted"])
-def test_gradient_of_the_kl_is_that_of_the_plain_formula(train, folders, random_groups, kind, tokens):
+def test_gradient_of_the_kl_is_that_of_the_plain_formula(
+    train, folders, random_groups, kind, tokens, gradients_of
+):
     """(1/N) sum of -A log pi + beta KL, by plain autograd through both models, sample by sample."""
     trainer = train(objective={"kl_kind": kind}, learner={"micro_batch_tokens": tokens})
     other = Policy(folders[1], ModelSection(source=str(folders[1])), "cpu")
@@ -108,7 +97,7 @@ def test_gradient_of_the_kl_is_that_of_the_plain_formula(train, folders, random_
             arrays.logprobs = torch.cat([next(rows) for _ in group.samples]).numpy()
         references = _logprobs(other, groups)
     advantages = prepare(resolve("grpo", {}), global_batch(groups, 0, 4)).advantages_BT[:, 0].float()
-    found, report = _gradients(trainer, groups)
+    found, report = gradients_of(trainer, groups)
     trainer.policy.module.zero_grad(set_to_none=True)
     now = _logprobs(trainer.policy, groups)
     kl = torch.cat([_kl(kind, a, b) for a, b in zip(now, references, strict=True)])
@@ -118,7 +107,7 @@ def test_gradient_of_the_kl_is_that_of_the_plain_formula(train, folders, random_
     assert report.metrics[KL] == pytest.approx(float(kl.detach().mean()), rel=1e-4)
 
 
-def test_kl_in_the_reward_lowers_the_advantages_of_its_own_group(train, folders, make_group):
+def test_kl_in_the_reward_lowers_the_advantages_of_its_own_group(train, folders, make_group, gradients_of):
     """Also those of samples without weight of their own: all of a group's samples are scored."""
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4], [3, 3]], [1.0, 0.0, 0.0])]
     trainer = train(objective={"kl_place": "reward", "kl_kind": "k1", "advantage": "mean_only"})
@@ -128,7 +117,7 @@ def test_kl_in_the_reward_lowers_the_advantages_of_its_own_group(train, folders,
     groups[0][1].logprobs = torch.cat(now).numpy()
     penalty_B = torch.stack([(a - b).sum() for a, b in zip(now, references, strict=True)])
     rewards_B = torch.tensor([1.0, 0.0, 0.0]) - BETA * penalty_B
-    found, _ = _gradients(trainer, groups)
+    found, _ = gradients_of(trainer, groups)
     trainer.policy.module.zero_grad(set_to_none=True)
     rows = _logprobs(trainer.policy, groups)
     weighted = [a * row for a, row in zip(rewards_B - rewards_B.mean(), rows, strict=True)]

@@ -19,19 +19,6 @@ def _same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def _gradients(trainer, groups, version=0):
-    """The gradients of a step, caught just before the optimizer would use them."""
-    caught = {}
-
-    def catch(norm):
-        caught.update({name: p.grad.clone() for name, p in trainer.policy.parameters().items()})
-        trainer.optimizer.forget()
-
-    trainer.optimizer.step = catch
-    assert trainer.step(groups, version).stepped
-    return caught
-
-
 def _plain_logprobs(trainer, groups, temperature=1.0):
     """Logprobs of each group's samples, each from a forward pass of its own."""
     for (_, arrays), members in zip(groups, completions_of(groups), strict=True):
@@ -69,12 +56,12 @@ def _assert_close(first, second, tolerance):
 
 
 @pytest.mark.parametrize("tokens", [16, 24, 64])
-def test_gradient_does_not_depend_on_the_micro_batches(make_trainer, random_groups, tokens):
+def test_gradient_does_not_depend_on_the_micro_batches(make_trainer, random_groups, tokens, gradients_of):
     """Case 60: one denominator for the whole batch, however it is cut."""
     groups = random_groups(count=6)
-    whole = _gradients(make_trainer(learner={"micro_batch_tokens": 4096}), groups)
+    whole = gradients_of(make_trainer(learner={"micro_batch_tokens": 4096}), groups)[0]
     cut = make_trainer(learner={"micro_batch_tokens": tokens})
-    _assert_close(_gradients(cut, groups), whole, 1e-5)
+    _assert_close(gradients_of(cut, groups)[0], whole, 1e-5)
 
 
 def test_metrics_do_not_depend_on_the_micro_batches(make_trainer, random_groups):
@@ -99,29 +86,29 @@ def test_entropy_is_measured_also_where_it_has_no_term(make_trainer, make_group)
     assert report.metrics["slipstream_objective_entropy_nats"] == pytest.approx(entropy, rel=1e-4)
 
 
-def test_gradient_is_that_of_plain_policy_gradient_on_policy(make_trainer, make_group):
+def test_gradient_is_that_of_plain_policy_gradient_on_policy(make_trainer, make_group, gradients_of):
     trainer = make_trainer()
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0]), make_group([7], [[1], [2]], [1.0, 1.0], 1)]
-    ours = _gradients(trainer, _on_policy(trainer, groups))
+    ours = gradients_of(trainer, _on_policy(trainer, groups))[0]
     hand = _by_hand(trainer, groups, [[1.0], [-1.0], [0.0], [0.0]])
     _assert_close(ours, hand, 1e-5)
 
 
-def test_temperature_divides_the_logits(make_trainer, make_group):
+def test_temperature_divides_the_logits(make_trainer, make_group, gradients_of):
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0])]
     trainer = make_trainer(sampling={"temperature": 0.5})
     _assert_close(
-        _gradients(trainer, _on_policy(trainer, groups, 0.5)),
+        gradients_of(trainer, _on_policy(trainer, groups, 0.5))[0],
         _by_hand(trainer, groups, [[1.0], [-1.0]], 0.5),
         1e-5,
     )
 
 
-def test_old_tokens_lose_their_weight_and_the_denominator_stays(make_trainer, make_group):
+def test_old_tokens_lose_their_weight_and_the_denominator_stays(make_trainer, make_group, gradients_of):
     versions = [[(2, 2), (5, 1)], [(5, 2)]]
     groups = [make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0], version=versions)]
     trainer = make_trainer(eta=2)
-    ours = _gradients(trainer, _on_policy(trainer, groups), version=5)
+    ours = gradients_of(trainer, _on_policy(trainer, groups), version=5)[0]
     hand = _by_hand(trainer, groups, [[0.0, 0.0, 1.0], [-1.0]])
     _assert_close(ours, hand, 1e-5)
 
@@ -189,11 +176,11 @@ def test_batch_without_gradient_touches_nothing(make_trainer, make_group, random
     assert all(math.isfinite(value) for value in report.metrics.values())
 
 
-def test_empty_completion_counts_in_the_group_mean(make_trainer, make_group):
+def test_empty_completion_counts_in_the_group_mean(make_trainer, make_group, gradients_of):
     """Case 46: it moves the baseline and contributes no token."""
     trainer = make_trainer({"advantage": "mean_only"})
     groups = [make_group([5], [[], [1, 2], [3], [4]], [0.0, 1.0, 0.0, 0.0])]
-    ours = _gradients(trainer, _on_policy(trainer, groups))
+    ours = gradients_of(trainer, _on_policy(trainer, groups))[0]
     _assert_close(ours, _by_hand(trainer, groups, [[0.0], [0.75], [-0.25], [-0.25]]), 1e-5)
 
 
@@ -212,10 +199,12 @@ def test_zero_gradient_is_no_step(make_trainer, random_groups):
     assert _same(_copy(trainer), before)
 
 
-def test_recomputed_proximal_policy_gives_the_same_first_step(make_trainer, random_groups):
+def test_recomputed_proximal_policy_gives_the_same_first_step(make_trainer, random_groups, gradients_of):
     groups = random_groups()
-    plain = _gradients(make_trainer({"proximal": "none"}), groups)
-    recomputed = _gradients(make_trainer({"proximal": "recompute"}, learner={"micro_batch_tokens": 24}), groups)
+    plain = gradients_of(make_trainer({"proximal": "none"}), groups)[0]
+    recomputed = gradients_of(
+        make_trainer({"proximal": "recompute"}, learner={"micro_batch_tokens": 24}), groups
+    )[0]
     _assert_close(recomputed, plain, 1e-4)
 
 
