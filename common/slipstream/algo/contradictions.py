@@ -15,7 +15,6 @@ from slipstream.algo.spec import Objective, invalid
 SAMPLER_ANCHORED = ("vespo", "dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "dro")
 TOPK = ("dppo_topk_tv", "dppo_topk_kl")
 STD_ADVANTAGES = ("grpo", "gdpo", "batch_scaled")
-CLIPPED = ("clip", "gspo", "cispo")
 
 
 @dataclass(frozen=True)
