@@ -35,7 +35,8 @@ from safetensors.numpy import load_file
 from benchmarks.result import tell
 from slipstream.models.resolve import resolve
 from slipstream.rollout.engines.base import Engine, GroupRequest, Sampling
-from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+from slipstream.rollout.engines.transformers import TransformersEngine
+from slipstream.rollout.engines.transformers_config import TransformersConfig
 from slipstream.weights.base import Array, ArraySource
 from slipstream.weights.manifest import Manifest, layout
 from slipstream.weights.shm import ShmPublisher

@@ -38,7 +38,8 @@ from slipstream.prompts.order import EpochOrder, Permutation
 from slipstream.prompts.sets import Prompt
 from slipstream.reward.service import RewardService
 from slipstream.rewards.base import Scored
-from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
+from slipstream.rollout.engines.simulated import SimulatedEngine
+from slipstream.rollout.engines.simulated_config import SimulatedConfig
 from slipstream.rollout.episode import seeds_of
 from slipstream.rollout.roller import Roller
 from slipstream.rollout.service import Rollout

@@ -12,7 +12,7 @@ from benchmarks.staleness_stack import Case, Weights
 from benchmarks.virtual import run
 
 from slipstream.rollout.engines.base import GroupRequest, Sampling
-from slipstream.rollout.engines.simulated import SimulatedConfig
+from slipstream.rollout.engines.simulated_config import SimulatedConfig
 
 
 def flowing(length: int, row_seconds: float = 0.0) -> FlowingEngine:

@@ -16,8 +16,10 @@ from slipstream.learner.packing import pack
 from slipstream.learner.tree import grow
 from slipstream.messages import Group, decode_group, encode_group
 from slipstream.rollout.engines.base import GroupRequest, Sampling
-from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
-from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+from slipstream.rollout.engines.simulated import SimulatedEngine
+from slipstream.rollout.engines.simulated_config import SimulatedConfig
+from slipstream.rollout.engines.transformers import TransformersEngine
+from slipstream.rollout.engines.transformers_config import TransformersConfig
 from slipstream.rollout.episode import Episode
 
 K, PROMPT, VOCAB = 3, (5, 6, 7), 40

@@ -14,7 +14,8 @@ from slipstream.learner.model import Policy
 from slipstream.models.resolve import resolve
 from slipstream.rollout.canary import deviation
 from slipstream.rollout.engines.base import Chunk
-from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+from slipstream.rollout.engines.transformers import TransformersEngine
+from slipstream.rollout.engines.transformers_config import TransformersConfig
 
 
 class Weights:

@@ -16,7 +16,8 @@ from slipstream.learner.model import Policy
 from slipstream.models.resolve import resolve
 from slipstream.rollout.canary import deviation
 from slipstream.rollout.engines.handover import hand_over
-from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+from slipstream.rollout.engines.transformers import TransformersEngine
+from slipstream.rollout.engines.transformers_config import TransformersConfig
 from slipstream.weights.manifest import decode_manifest, encode_manifest, layout
 from slipstream.weights.merging import MergingSubscriber
 from slipstream.weights.shm import ShmPublisher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from slipstream.config.governor import governor_refusals
 from slipstream.config.precision import precision_refusals
 from slipstream.config.schema import Config
 
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
@@ -29,6 +31,8 @@ def missing_compiler(config: Config) -> list[str]:
 def step_refusals(config: Config) -> list[str]:
     """Refusals, each naming both settings."""
     found = []
+    if not _DEVICE.fullmatch(config.learner.device):
+        found.append(f"learner.device {config.learner.device!r} is no device; use auto, cpu, cuda or cuda:N")
     n_mini, groups = config.learner.n_mini, config.batch.groups
     if groups % n_mini:
         found.append(

@@ -81,7 +81,7 @@ def table_errors() -> tuple[type[Exception], ...]:
 
 
 def _load_table(datasets: Any, spec: DataSpec, streaming: bool) -> Any:
-    path = Path(spec.path)
+    path = Path(spec.path).expanduser()
     if path.is_file():
         if path.suffix not in _FORMATS:
             raise ValueError(f"a {path.suffix or 'nameless'} file is none of {', '.join(_FORMATS)}")

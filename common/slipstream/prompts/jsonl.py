@@ -26,7 +26,7 @@ class JsonLines:
     """
 
     def __init__(self, path: str, limit: int | None = None) -> None:
-        self._path = Path(path)
+        self._path = Path(path).expanduser()
         self._offsets = array("Q")
         self._lines = array("Q")
         self._scan(limit)

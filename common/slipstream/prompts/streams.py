@@ -47,7 +47,7 @@ class _Lines:
     """JSON lines; a place is a byte offset and a line number."""
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path)
+        self._path = Path(path).expanduser()
         try:
             self.identity = [self._path.stat().st_size]
         except OSError as error:

@@ -15,13 +15,13 @@ NAMED = ("chat", "chatml_no_system", "plain")
 
 
 class Template:
-    """The template of one set of prompts.
+    """The template of one set of prompts; without a tokenizer it can check rows, and not render all of them.
 
     Raises:
         UserError: Neither a named template nor a format string, or a system turn that it has no place for.
     """
 
-    def __init__(self, spec: DataSpec, tokenizer: Tokenizer) -> None:
+    def __init__(self, spec: DataSpec, tokenizer: Tokenizer | None) -> None:
         self._spec = spec
         self._tokenizer = tokenizer
         self._custom = spec.template not in NAMED
@@ -36,6 +36,17 @@ class Template:
                 "data.system: this template has no system turn", "use template chat, or drop system"
             )
 
+    def check(self, row: Row, label: str) -> None:
+        """See that a row fits, as far as no tokenizer is needed for it.
+
+        Raises:
+            UserError: As `render`, but for what a chat template refuses.
+        """
+        if self._spec.template == "chat":
+            self._messages(row, label)
+        else:
+            self.render(row, label)
+
     def render(self, row: Row, label: str) -> str:
         """The prompt's text, up to where the model begins to write.
 
@@ -44,6 +55,7 @@ class Template:
         """
         messages = self._messages(row, label)
         if self._spec.template == "chat":
+            assert self._tokenizer is not None
             return repair(self._tokenizer.chat(messages, self._spec.template_options))
         if self._spec.template == "chatml_no_system":
             turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from slipstream.cli.checks import missing_files
+from slipstream.cli.checks.listing import problems
 from slipstream.config.load import load_config
 from slipstream.config.reference import markdown
 from slipstream.config.schema import Config
@@ -18,8 +18,8 @@ def validate(options: argparse.Namespace) -> int:
     config, warnings = load_config(options.config, options.overrides)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
-    if missing := missing_files(config):
-        raise ConfigError(missing, options.config)
+    if wrong := problems(config):
+        raise ConfigError(wrong, options.config)
     batch = config.batch.groups * config.batch.group_size
     print(  # noqa: T201
         f"{options.config}: ok; {config.model.source}, {batch} samples a step, "

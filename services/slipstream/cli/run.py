@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
-from slipstream.cli.checks import missing_files
+from slipstream.cli.checks.listing import PLAIN, REACHING, problems
 from slipstream.config.load import load_config, load_recorded
 from slipstream.config.rules import missing_parts
 from slipstream.config.rules_learner import missing_compiler
@@ -141,7 +141,7 @@ def _supervise(config: Config, warnings: list[str]) -> int:
 
 
 def _refuse_what_up_cannot_do(config: Config) -> None:
-    missing = [*missing_parts(config), *missing_files(config)]
+    missing = [*missing_parts(config), *problems(config, (*PLAIN, *REACHING))]
     if missing:
         raise UserError(missing[0]) if len(missing) == 1 else ConfigError(missing)
     for setting in ("port", "metrics_port"):

@@ -32,17 +32,25 @@ def choose(layers: Iterable[str], targets: Iterable[str]) -> list[str]:
 
 
 def check_targets(folder: Path, lora: LoraSection) -> None:
-    """Refuse targets that the files of a model folder do not hold, before the model is loaded.
+    """Refuse targets that the files of a model folder do not hold, before the model is loaded, and a rank above them.
 
     Raises:
-        UserError: As `choose`.
+        UserError: As `choose`; or the rank is above what any of the targets can have.
     """
-    if lora.rank is None or not lora.targets:
+    if lora.rank is None:
         return
     words = _vocabulary(folder)  # embeddings and the head carry none
     shapes = tensor_shapes(folder).items()
-    matrices = [name for name, shape in shapes if len(shape) == 2 and shape[0] != words]
-    choose([name.removesuffix(".weight") for name in matrices], lora.targets)
+    sides = {n.removesuffix(".weight"): min(s) for n, s in shapes if len(s) == 2 and s[0] != words}
+    if not sides and not lora.targets:  # whoever loads the model knows its layers better
+        return
+    widest = max(choose(sides, lora.targets), key=lambda name: sides[name])
+    if lora.rank > sides[widest]:
+        raise UserError(
+            f"learner.lora.rank {lora.rank} is above the rank {sides[widest]} that a matrix of this model can have "
+            f"({widest})",
+            "lower it; 8 to 64 are usual",
+        )
 
 
 def check_names(folder: Path, names: Iterable[str]) -> None:

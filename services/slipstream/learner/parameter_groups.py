@@ -5,7 +5,6 @@ Patterns are those of a shell (`fnmatch`): `*` stands for anything, dots too.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 
 from slipstream.config.steps import OptimizerSection
 from slipstream.errors import UserError
+from slipstream.learner.patterns import matching
 
 Parameters = Mapping[str, nn.Parameter]
 
@@ -29,22 +29,6 @@ def freeze(parameters: Parameters, patterns: Sequence[str]) -> None:
             parameters[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
         raise UserError(f"learner.freeze {list(patterns)} leaves nothing to train", "freeze less")
-
-
-def matching(pattern: str, names: Collection[str], setting: str) -> list[str]:
-    """The names that a pattern matches.
-
-    Raises:
-        UserError: None, as happens to a tied head, which goes by the embedding's name.
-    """
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
-        near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
-        raise UserError(
-            f"{setting}: {pattern!r} matches none of the {len(names)} parameters that are trained",
-            f"they are named like {near[0]!r}" if near else "",
-        )
-    return found
 
 
 def hidden_matrices(module: nn.Module, names: Mapping[str, nn.Parameter]) -> set[str]:

@@ -72,13 +72,27 @@ def find_reference(config: Config, model: Path) -> Source | None:
         folder = resolve(source)
     except UserError as error:
         raise UserError(f"learner.reference.source: {error.problem}", error.mend) from None
+    check_vocabulary(config, folder, model)
+    return Source(folder, None, folder.resolve() == model.resolve())
+
+
+def check_vocabulary(config: Config, folder: Path, model: Path) -> None:
+    """Refuse a reference whose tokens are not the policy's.
+
+    Args:
+        config: The whole config.
+        folder: Folder of the reference.
+        model: Folder of the policy.
+
+    Raises:
+        UserError: Vocabulary or tokens differ.
+    """
     if _differ(_vocabulary(folder), _vocabulary(model)) or _differ(_tokens(folder), _tokens(model)):
         raise UserError(
-            f"learner.reference.source {source!r}: its vocabulary is not that of model.source "
-            f"{config.model.source!r}, so its logprobs would be those of other tokens",
+            f"learner.reference.source {config.learner.reference.source!r}: its vocabulary is not that of "
+            f"model.source {config.model.source!r}, so its logprobs would be those of other tokens",
             "name a model with the same tokenizer",
         )
-    return Source(folder, None, folder.resolve() == model.resolve())
 
 
 def reference_digest(config: Config, model: Path) -> str:

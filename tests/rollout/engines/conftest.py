@@ -20,8 +20,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from slipstream.rollout.engines.base import Chunk, Engine, GroupRequest, Sampling
 from slipstream.rollout.engines.decode import DecodeLoop, Deliveries
-from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
-from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+from slipstream.rollout.engines.simulated import SimulatedEngine
+from slipstream.rollout.engines.simulated_config import SimulatedConfig
+from slipstream.rollout.engines.transformers import TransformersEngine
+from slipstream.rollout.engines.transformers_config import TransformersConfig
 
 SLOTS, VOCAB = 6, 32
 

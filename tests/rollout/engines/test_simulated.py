@@ -10,7 +10,8 @@ import pytest
 
 from slipstream.errors import SlipstreamError
 from slipstream.rollout.engines.base import GroupRequest, Sampling
-from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
+from slipstream.rollout.engines.simulated import SimulatedEngine
+from slipstream.rollout.engines.simulated_config import SimulatedConfig
 
 
 class FakeClockLoop(asyncio.SelectorEventLoop):

@@ -6,10 +6,12 @@ import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import SlipstreamError, UserError, WeightsError
-from slipstream.rollout.engines.base import GroupRequest, ServedWeights
+
+if TYPE_CHECKING:
+    from slipstream.rollout.engines.base import GroupRequest, ServedWeights
 
 
 def check_request(request: GroupRequest, context: int, vocabulary: int) -> None:

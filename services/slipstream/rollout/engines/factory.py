@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from slipstream.config.schema import Config
-from slipstream.errors import UserError
 from slipstream.rollout.engines.base import Engine
+from slipstream.rollout.engines.options import engine_settings
 from slipstream.rollout.engines.stops import Decode
-
-Settings = TypeVar("Settings")
 
 
 def make_engine(config: Config, model: Path, context: int) -> Engine:
@@ -28,8 +23,8 @@ def make_engine(config: Config, model: Path, context: int) -> Engine:
     Raises:
         UserError: An option that the engine does not have or cannot read, or an engine that is not installed.
     """
-    section = config.rollout.engine
-    return _MAKERS[section.kind](config, model, context, _decoder(config, model))
+    settings = engine_settings(config, model, context)
+    return _MAKERS[config.rollout.engine.kind](settings, _decoder(config, model))
 
 
 def _decoder(config: Config, model: Path) -> Decode | None:
@@ -42,66 +37,35 @@ def _decoder(config: Config, model: Path) -> Decode | None:
     return lambda ids: tokenizer.decode(ids, skip_special=False)
 
 
-def _transformers(config: Config, model: Path, context: int, decode: Decode | None) -> Engine:
-    from slipstream.rollout.engines.transformers import TransformersConfig, TransformersEngine
+def _transformers(settings: Any, decode: Decode | None) -> Engine:
+    from slipstream.rollout.engines.transformers import TransformersEngine
 
-    return TransformersEngine(_settings(TransformersConfig, config, **_sizes(config, model, context)), decode)
+    return TransformersEngine(settings, decode)
 
 
-def _vllm(config: Config, model: Path, context: int, decode: Decode | None) -> Engine:
+def _vllm(settings: Any, decode: Decode | None) -> Engine:
     from slipstream.rollout.engines.vllm import VllmEngine
-    from slipstream.rollout.engines.vllm_config import VllmConfig, check_installed
+    from slipstream.rollout.engines.vllm_config import check_installed
 
     check_installed()
-    return VllmEngine(_settings(VllmConfig, config, **_sizes(config, model, context)), decode)
+    return VllmEngine(settings, decode)
 
 
-def _http(config: Config, model: Path, context: int, decode: Decode | None) -> Engine:
+def _http(settings: Any, decode: Decode | None) -> Engine:
     from slipstream.rollout.engines.http import HttpEngine
-    from slipstream.rollout.engines.http_config import HttpConfig
 
-    sizes = _sizes(config, model, context)
-    sizes.pop("threads")
-    return HttpEngine(_settings(HttpConfig, config, **sizes), decode)
+    return HttpEngine(settings, decode)
 
 
-def _simulated(config: Config, model: Path, context: int, decode: Decode | None) -> Engine:
-    from slipstream.rollout.engines.simulated import SimulatedConfig, SimulatedEngine
+def _simulated(settings: Any, decode: Decode | None) -> Engine:
+    from slipstream.rollout.engines.simulated import SimulatedEngine
 
-    longest = {"slots": config.rollout.engine.max_sequences, "max_length": config.sampling.max_new_tokens}
-    return SimulatedEngine(_settings(SimulatedConfig, config, **longest), decode)
+    return SimulatedEngine(settings, decode)
 
 
-_MAKERS: dict[str, Callable[[Config, Path, int, Decode | None], Engine]] = {
+_MAKERS: dict[str, Callable[[Any, Decode | None], Engine]] = {
     "transformers": _transformers,
     "simulated": _simulated,
     "vllm": _vllm,
     "http": _http,
 }
-
-
-def _sizes(config: Config, model: Path, context: int) -> dict[str, Any]:
-    section = config.rollout.engine
-    return {
-        "folder": model,
-        "slots": section.max_sequences,
-        "requests": section.max_sequences,  # an evaluation item is a request of one sample
-        "context": context,
-        "threads": section.threads,
-    }
-
-
-def _settings(kind: type[Settings], config: Config, **given: Any) -> Settings:
-    """The engine's own settings: the config's sections give some, `rollout.engine.options` the rest."""
-    options = config.rollout.engine.options
-    known = {field.name for field in dataclasses.fields(kind)} - set(given)  # type: ignore[arg-type]
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise UserError(
-            f"rollout.engine.options: unknown {', '.join(unknown)}",
-            f"this engine takes {', '.join(sorted(known))}",
-        )
-    try:
-        return msgspec.convert({**options, **given}, kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UserError(f"rollout.engine.options: {error}", "see the options of this engine") from None

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,30 +28,11 @@ from slipstream.rollout.engines.llama_weights import read_shape
 from slipstream.rollout.engines.rows import Decoder, Row
 from slipstream.rollout.engines.stops import Decode, StopStrings
 from slipstream.rollout.engines.stream import Draft, GroupStream, finished
+from slipstream.rollout.engines.transformers_config import TransformersConfig
 from slipstream.rollout.engines.worker import Abort, Submit, Swap, Worker
 
 SWAP_SECONDS = 120.0
 CLOSE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class TransformersConfig:
-    """Settings of the engine; `folder` is the model's Hugging Face folder, of which only the config is read.
-
-    `slots` sequences of up to `context` tokens (prompt included, and no more than the model has positions)
-    decode at once; at most `requests` groups may be in the engine. `cache_policy` says what a swap does to
-    sequences in flight: "keep" their keys and values of older versions, or "recompute" them.
-    """
-
-    folder: Path
-    slots: int = 32
-    context: int = 1024
-    threads: int = 1
-    requests: int = 64
-    prefill_tokens: int = 512
-    chunk_tokens: int = 16
-    cache_policy: Literal["keep", "recompute"] = "keep"
-    decoder: Literal["auto", "generic"] = "auto"
 
 
 class TransformersEngine:

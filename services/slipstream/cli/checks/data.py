@@ -1,0 +1,76 @@
+"""The rows of the data sets, as far as they can be read without a tokenizer and without asking anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from slipstream.config.data import DataSection
+from slipstream.config.schema import Config
+from slipstream.errors import UserError
+from slipstream.prompts.build import data_spec
+from slipstream.prompts.rows import read_row
+from slipstream.prompts.sets import open_source
+from slipstream.prompts.template import Template
+
+MOST_ROWS = 20_000  # of each set; a second or two
+_SHOWN = 3
+
+
+def sets_of(config: Config) -> Mapping[str, DataSection]:
+    """Every set of prompts by the path of its section."""
+    return {"data": config.data} | {
+        f"evaluation.sets.{name}": each for name, each in config.evaluation.sets.items()
+    }
+
+
+def files(config: Config) -> Iterator[str]:
+    """Data files that are named and not there."""
+    for name, data in sets_of(config).items():
+        if _lacks(data):
+            yield f"{name}.path: no file {data.path!r}; check the path"
+
+
+def rows(config: Config) -> Iterator[str]:
+    """Rows that are broken, lack their prompt, or do not fit the format strings; a few of many."""
+    for name, data in sets_of(config).items():
+        if _readable(data):
+            try:
+                yield from (_placed(line, name) for line in _broken(data))
+            except UserError as error:
+                yield _placed(str(error), name)
+
+
+def _broken(data: DataSection) -> list[str]:
+    spec = data_spec(data)
+    template = Template(spec, None)
+    source = open_source(replace(spec, limit=min(spec.limit or MOST_ROWS, MOST_ROWS)) if spec.path else spec)
+    found: list[str] = []
+    for number in range(min(len(source), MOST_ROWS)):
+        label = source.label(number)
+        try:
+            template.check(read_row(source[number], spec, label), label)
+        except UserError as error:
+            found.append(str(error))
+        if len(found) > _SHOWN:
+            return [*found[:_SHOWN], "data.path: more rows are broken like these"]
+    return found
+
+
+def _readable(data: DataSection) -> bool:
+    """Whether reading asks no server and imports nothing heavy."""
+    return data.kind in ("arithmetic", "sort_digits") or (_is_lines(data) and not _lacks(data))
+
+
+def _is_lines(data: DataSection) -> bool:
+    return data.kind == "jsonl" or (data.kind == "gsm8k" and data.path.endswith(".jsonl"))
+
+
+def _lacks(data: DataSection) -> bool:
+    return _is_lines(data) and bool(data.path) and not Path(data.path).expanduser().is_file()
+
+
+def _placed(line: str, name: str) -> str:
+    """The line with the section's own path where it speaks of `data`."""
+    return line.replace("data.", f"{name}.") if name != "data" else line
