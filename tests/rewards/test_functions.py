@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.rewards.base import Outcome, ScorerFault, Task, batch_reward, outcome_of, sample_reward
+from slipstream.rewards.base import Outcome, ScorerFault, Task, batch_reward, sample_reward
 from slipstream.rewards.functions import (
     batch_arguments,
-    batch_outcomes,
     check_options,
     is_async,
     load_function,
     recognise_form,
     sample_arguments,
 )
+from slipstream.rewards.outcomes import batch_outcomes, outcome_of
 
 
 def trl_style(prompts: Any, completions: Any, **columns: Any) -> list[float]:

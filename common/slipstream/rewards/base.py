@@ -8,7 +8,6 @@ answer's own doing, as with an answer that no grader can work out in time.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,10 +16,20 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from slipstream.text import repair
+
 Form = Literal["batch", "sample"]
-Reason = Literal["exception", "timeout", "memory", "nonfinite", "worker_lost", "not_applicable"]
+Reason = Literal["exception", "timeout", "memory", "nonfinite", "out_of_range", "worker_lost", "not_applicable"]
 Status = Literal["ok", "start_failed"] | Reason
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+# A reward, a component and any weighted sum of them lie within this, either way: the squares of a whole batch still
+# add up in float32.
+MAX_REWARD = 1e6
+MAX_COMPONENTS = 64
+MAX_NAME = 64
+MAX_DETAIL = 500
+MAX_FLAGS = 16
 
 FORM_MARK = "__slipstream_form__"
 _CALLERS = ("asyncio", "importlib")  # of the standard library: they stand between us and the user's function
@@ -125,49 +134,25 @@ def sample_reward(function: Function) -> Function:
     return function
 
 
-def outcome_of(value: Any) -> Outcome:
-    """Outcome of what a reward function returned: a number, a dict of numbers, None, or an `Outcome`.
-
-    The value of a dict is the sum of its entries that are not None.
-    """
-    if isinstance(value, Outcome):
-        return value
-    if isinstance(value, Mapping):
-        return _outcome_of_parts(value)
-    if value is None:
-        return Outcome(status="not_applicable")
-    try:
-        number = float(value) if not isinstance(value, str) else None
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
-        kind = type(value).__name__
-        return Outcome(status="exception", detail=f"returned a {kind}; a number, None or a dict is expected")
-    if not math.isfinite(number):
-        return Outcome(status="nonfinite", detail=f"returned {number}")
-    return Outcome(value=number)
-
-
-def _outcome_of_parts(parts: Mapping[Any, Any]) -> Outcome:
-    outcomes = {str(name): outcome_of(part) for name, part in parts.items()}
-    for name, outcome in outcomes.items():
-        if outcome.status not in ("ok", "not_applicable"):
-            return Outcome(status=outcome.status, detail=f"{name}: {outcome.detail}")
-    components = {name: outcome.value for name, outcome in outcomes.items()}
-    values = [value for value in components.values() if value is not None]
-    return Outcome(
-        value=math.fsum(values) if values else None,
-        components=components,
-        status="ok" if values else "not_applicable",
-    )
-
-
 def fault_of(error: BaseException) -> Outcome:
     """Outcome of a call that raised: "memory" for a MemoryError, else "exception", with one line."""
     status: Status = "memory" if isinstance(error, MemoryError) else "exception"
-    text = str(error).strip().splitlines()
-    detail = f"{type(error).__name__}: {text[0][:400]}" if text else type(error).__name__
-    return Outcome(status=status, detail=f"{detail}{place_of(error)}")
+    text = line_of(_text_of(error), MAX_DETAIL - 100)
+    detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return Outcome(status=status, detail=line_of(f"{detail}{place_of(error)}", MAX_DETAIL))
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001  (the `__str__` of a user's exception)
+        return f"its text cannot be had ({type(worse).__name__})"
+
+
+def line_of(text: str, length: int) -> str:
+    """The first line of a text that any encoder takes, at most so many characters."""
+    lines = text[: 16 * MAX_DETAIL].strip().splitlines()
+    return repair(lines[0][:length]) if lines else ""
 
 
 def place_of(error: BaseException) -> str:

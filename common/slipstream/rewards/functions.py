@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.rewards.base import FORM_MARK, Form, Outcome, ScorerFault, Task, outcome_of, place_of
+from slipstream.rewards.base import FORM_MARK, Form, ScorerFault, Task, place_of
 
 Reward = Callable[..., Any]
 
@@ -108,17 +108,6 @@ def batch_arguments(
 def sample_arguments(function: Reward, completion: str, task: Task) -> dict[str, Any]:
     """Arguments of the one-sample form."""
     return _accepted(function, {"completion": completion, "task": task})
-
-
-def batch_outcomes(result: Any, count: int) -> list[Outcome]:
-    """One outcome per completion out of what a batch function returned."""
-    if not isinstance(result, Sequence) and not hasattr(result, "__len__"):
-        detail = f"returned a {type(result).__name__}; a list of {count} rewards is expected"
-        return [Outcome(status="exception", detail=detail)] * count
-    if len(result) != count:
-        detail = f"returned {len(result)} rewards for {count} completions"
-        return [Outcome(status="exception", detail=detail)] * count
-    return [outcome_of(value) for value in result]
 
 
 def _accepted(function: Reward, offered: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from slipstream.errors import MessageError, SlipstreamError, UserError
 from slipstream.rewards.base import Outcome, Status
+from slipstream.rewards.outcomes import outcome_of
 from slipstream.rewards.process import START_SECONDS, Child, check_ready
 from slipstream.rewards.wire import LENGTH, Job, Kind, Ready, Reply, Setup, check_length, pack, unpack
 from slipstream.text import repair
@@ -205,7 +206,7 @@ class _Worker:
             return self._lost()
         if reply.number != job.number or len(reply.outcomes) != len(job.completions):
             return Outcome(status="worker_lost", detail="the worker answered another job")
-        return reply.outcomes
+        return [outcome_of(outcome) for outcome in reply.outcomes]
 
     def kill(self) -> None:
         """Kill the process at once."""

@@ -17,7 +17,18 @@ from typing import Any, cast
 import msgspec
 
 from slipstream.errors import UserError
-from slipstream.rewards.base import Failures, Outcome, Reason, RewardSpec, Scored, Task, fault_of
+from slipstream.rewards.base import (
+    MAX_NAME,
+    MAX_REWARD,
+    Failures,
+    Outcome,
+    Reason,
+    RewardSpec,
+    Scored,
+    Task,
+    fault_of,
+)
+from slipstream.rewards.outcomes import outcome_of, weighted
 from slipstream.rewards.process import probe
 from slipstream.rewards.registry import BUILTIN, build, unknown_scorer
 from slipstream.rewards.sandbox import Pool
@@ -40,15 +51,22 @@ class Scorer:
     whole_group: bool = False
 
     async def score(self, prompt: str, completions: Sequence[str], columns: dict[str, Any]) -> list[Outcome]:
-        """One outcome per completion, with the failure policy applied."""
+        """One outcome per completion, within bounds and with the failure policy applied; what fails is in them."""
+        try:
+            outcomes = await self._outcomes(prompt, completions, columns)
+        except Exception as error:  # noqa: BLE001  (around all rewards: one completion may never end a run)
+            outcomes = [fault_of(error)] * len(completions)
+        return [self.failures.apply(outcome_of(outcome)) for outcome in outcomes]
+
+    async def _outcomes(
+        self, prompt: str, completions: Sequence[str], columns: dict[str, Any]
+    ) -> list[Outcome]:
         if self.pool is not None and self.whole_group:
-            outcomes = await self.pool.score(prompt, completions, columns)
-        else:
-            here = [self._score_here(prompt, text, columns) for text in completions]
-            left = [text for text, outcome in zip(completions, here, strict=True) if outcome is None]
-            there = iter(await self._score_there(prompt, left, columns) if left else ())
-            outcomes = [outcome or next(there) for outcome in here]
-        return [self.failures.apply(outcome) for outcome in outcomes]
+            return await self.pool.score(prompt, completions, columns)
+        here = [self._score_here(prompt, text, columns) for text in completions]
+        left = [text for text, outcome in zip(completions, here, strict=True) if outcome is None]
+        there = iter(await self._score_there(prompt, left, columns) if left else ())
+        return [outcome or next(there) for outcome in here]
 
     def _score_here(self, prompt: str, completion: str, columns: dict[str, Any]) -> Outcome | None:
         if self.inline is None:
@@ -88,6 +106,10 @@ class Scorers:
         scorers = [_load(spec, workers) for spec in specs]
         names = [scorer.name for scorer in scorers]
         for name in names:
+            if len(name) > MAX_NAME:
+                raise UserError(
+                    f"reward {name!r}: a name has at most {MAX_NAME} characters", "give a shorter `name`"
+                )
             if names.count(name) > 1:
                 raise UserError(f"two rewards are called {name!r}", "give each its own name")
         return cls(scorers)
@@ -136,23 +158,38 @@ class Scorers:
         components: dict[str, float | None] = {}
         flags: list[str] = []
         applying: list[float] = []
-        failed: tuple[Scorer, Outcome] | None = None
+        failed: tuple[str, Outcome] | None = None
         for scorer, outcome in zip(self._scorers, outcomes, strict=True):
             components[scorer.name] = outcome.value
             for part, value in outcome.components.items():
                 components[f"{scorer.name}.{part}"] = value
             flags += [f"{scorer.name}:{flag}" for flag in outcome.flags]
+            outcome = _weighed(outcome, scorer.spec.weight)
             if outcome.value is not None:
-                applying.append(scorer.spec.weight * outcome.value)
+                applying.append(outcome.value)
             if outcome.status not in ("ok", "not_applicable") and scorer.spec.weight:
-                failed = failed or (scorer, outcome)
-        if failed is not None:
-            scorer, outcome = failed
-            reason = cast(Reason, "worker_lost" if outcome.status == "start_failed" else outcome.status)
-            return Scored(None, components, reason, f"{scorer.name}: {outcome.detail}", tuple(flags))
-        if not applying:
+                failed = failed or (scorer.name, outcome)
+        if failed is None and applying:
+            total = outcome_of(math.fsum(applying))
+            if total.value is not None:
+                return Scored(total.value, components, "", "", tuple(flags))
+            failed = ("the sum of all rewards", total)
+        if failed is None:
             return Scored(None, components, "not_applicable", "no reward applies to it", tuple(flags))
-        return Scored(math.fsum(applying), components, "", "", tuple(flags))
+        name, outcome = failed
+        reason = cast(Reason, "worker_lost" if outcome.status == "start_failed" else outcome.status)
+        return Scored(None, components, reason, f"{name}: {outcome.detail}", tuple(flags))
+
+
+def _weighed(outcome: Outcome, weight: float) -> Outcome:
+    """The outcome with its weight; unscored where that takes it out of bounds."""
+    if outcome.value is None:
+        return outcome
+    value = weighted(outcome.value, weight)
+    if value is None:
+        detail = f"{outcome.value:g} times the weight {weight:g} is beyond {MAX_REWARD:g}"
+        return Outcome(status="out_of_range", detail=detail)
+    return Outcome(value=value)
 
 
 def _load(spec: RewardSpec, workers: int) -> Scorer:
@@ -198,8 +235,8 @@ def _failures(spec: RewardSpec, failures: Failures) -> Failures:
 
 def _check(spec: RewardSpec) -> None:
     name = spec.name or spec.use
-    if not math.isfinite(spec.weight):
-        raise UserError(f"reward {name!r}: weight {spec.weight} is not finite")
+    if not abs(spec.weight) <= MAX_REWARD:
+        raise UserError(f"reward {name!r}: weight {spec.weight} is not within ±{MAX_REWARD:g}")
     if not (math.isfinite(spec.timeout_seconds) and spec.timeout_seconds > 0):
         raise UserError(f"reward {name!r}: timeout_seconds {spec.timeout_seconds} is not above 0")
     if spec.memory_mb < 64:

@@ -16,7 +16,8 @@ import msgspec
 
 from slipstream.errors import UserError
 from slipstream.rewards import functions, limits, registry
-from slipstream.rewards.base import Outcome, Task, fault_of, outcome_of
+from slipstream.rewards.base import Outcome, Task, fault_of
+from slipstream.rewards.outcomes import batch_outcomes, outcome_of
 from slipstream.rewards.wire import Job, Ready, Reply, Setup, pack, read_frame
 
 NOT_APART = (
@@ -79,7 +80,7 @@ class FunctionTarget:
             result = self._function(**arguments)
             if hasattr(result, "__await__"):
                 result = self._run(_awaited(result))
-            return functions.batch_outcomes(result, count)
+            return batch_outcomes(result, count)
         except Exception as error:  # noqa: BLE001  (user code)
             return [fault_of(error)] * count
 
