@@ -6,15 +6,17 @@ import json
 
 import pytest
 
-from slipstream.config.load import build
+from slipstream.config.load import build, load_recorded
 from slipstream.errors import UserError
 from slipstream.learner.identity import (
+    ACCEPTED,
     IDENTITY,
     identity_of,
     refuse_changed,
     refuse_changed_since,
     settings_of,
 )
+from slipstream.rewards.source import source_digest
 
 
 def config_of(**sections):
@@ -102,3 +104,118 @@ def test_only_the_newest_checkpoint_that_is_sealed_counts(checkpoint, model):
     refuse_changed_since(checkpoint.parent / "none", {"run.seed": 5})
     with pytest.raises(UserError, match="step-00000004"):
         refuse_changed_since(checkpoint.parent, {"run.seed": 5})
+
+
+def judged(*functions):
+    return settings_of(config_of(reward={"functions": list(functions)}))
+
+
+@pytest.fixture
+def reward_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def score(completion): return 1.0")
+    return path
+
+
+def sealed_with(checkpoint, identity):
+    (checkpoint / IDENTITY).write_text(json.dumps(identity))
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("functions", "told"),
+    [
+        ([{"use": "math"}], "reward.functions.0.use is 'math' and was 'last_number'"),
+        (
+            [{"use": "last_number", "weight": 2.0}],
+            "reward.functions.0.weight is 2.0 and was 1.0",
+        ),
+        (
+            [{"use": "last_number", "options": {"answer_column": "gold"}}],
+            "reward.functions.0.options is {'answer_column': 'gold'} and was {}",
+        ),
+        (
+            [{"use": "last_number", "on_timeout": "zero"}],
+            "reward.functions.0.on_timeout is 'zero' and was None",
+        ),
+        (
+            [{"use": "last_number"}, {"use": "math"}],
+            "reward.functions is ['last_number', 'math'] and was ['last_number']",
+        ),
+    ],
+)
+def test_another_reward_is_another_run(checkpoint, functions, told):
+    with pytest.raises(UserError) as caught:
+        refuse_changed(checkpoint, judged(*functions))
+    assert told in str(caught.value)
+    assert "run.accept='[reward.functions" in str(caught.value)
+
+
+def test_how_long_a_reward_may_take_is_no_part_of_it(checkpoint):
+    refuse_changed(checkpoint, judged({"use": "last_number", "timeout_seconds": 60, "memory_mb": 1024}))
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_other_code_behind_a_reward_is_told(checkpoint, reward_file, by_file, monkeypatch):
+    monkeypatch.chdir(reward_file.parent)
+    use = {"use": f"{reward_file}:score" if by_file else "mine:score"}
+    before = judged(use)
+    assert before["reward.functions.0.source"]
+    reward_file.write_text("def score(completion): return 0.0")
+    with pytest.raises(UserError, match=r"reward\.functions\.0\.source is '"):
+        refuse_changed(sealed_with(checkpoint, before), judged(use))
+
+
+def test_code_that_is_not_on_this_host_is_not_compared(checkpoint, reward_file):
+    before = judged({"use": f"{reward_file}:score"})
+    reward_file.unlink()
+    refuse_changed(sealed_with(checkpoint, before), judged({"use": f"{reward_file}:score"}))
+
+
+def test_the_code_behind_a_reward_is_found_without_running_it(tmp_path, monkeypatch):
+    folder = tmp_path / "judges"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder / "mine.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert source_digest("judges.mine:score") == source_digest(f"{folder / 'mine.py'}:score")
+    assert source_digest("judges.none:score") is None
+    assert source_digest("math") is None
+
+
+def test_a_change_of_the_reward_is_taken_by_name_and_written_down(checkpoint):
+    now = judged({"use": "last_number", "weight": 2.0})
+    taken = refuse_changed(checkpoint, now, ["reward.functions.0.weight"])
+    written = {"after step": 4, "name": "reward.functions.0.weight", "was": 1.0, "is": 2.0}
+    assert taken == [written]
+    sealed_with(checkpoint, now | {ACCEPTED: taken})
+    assert refuse_changed(checkpoint, now) == [written]
+
+
+def test_only_the_change_that_is_named_is_taken(checkpoint):
+    now = judged({"use": "last_number", "weight": 2.0, "on_timeout": "zero"})
+    with pytest.raises(UserError) as caught:
+        refuse_changed(checkpoint, now, ["reward.functions.0.weight"])
+    assert "on_timeout is 'zero'" in str(caught.value)
+    assert "weight is 2.0" not in str(caught.value)
+    assert "run.accept='[reward.functions.0.on_timeout, reward.functions.0.weight]'" in str(caught.value)
+
+
+def test_what_makes_another_run_cannot_be_accepted(checkpoint):
+    with pytest.raises(UserError) as caught:
+        refuse_changed(checkpoint, settings_of(config_of(run={"seed": 7})))
+    assert "run.accept" not in str(caught.value)
+    with pytest.raises(UserError, match=r"run\.accept: 'run\.seed' cannot change"):
+        config_of(run={"accept": ["run.seed"]})
+
+
+def test_what_one_resume_accepted_the_next_asks_again(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "run: {accept: [reward.functions.0.weight]}\ndata: {kind: arithmetic}\n"
+        "reward: {functions: [{use: last_number}]}\n"
+    )
+    assert load_recorded(path)[0].run.accept == []
+    assert load_recorded(path, ["run.accept=[reward.functions.0.use]"])[0].run.accept == [
+        "reward.functions.0.use"
+    ]

@@ -105,4 +105,9 @@ class RunSection(Section):
     record: bool = setting(
         False, "keep each step's groups and a digest of its weights, for `slipstream replay`"
     )
+    accept: list[str] = setting(
+        [],
+        "changes of the reward that this resume goes on with, by the names that a refusal gives, such as "
+        "reward.functions.0.weight; a later resume asks again",
+    )
     strict: bool = setting(False, "treat warnings about the config as errors")

@@ -51,12 +51,14 @@ def load_config(
 def load_recorded(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, list[str]]:
     """As `load_config`, of the config that a run recorded: there nobody has misspelt a key.
 
+    What an earlier resume accepted (`run.accept`) does not count for this one.
+
     Raises:
         UserError: It has keys that this version does not know; or as `load_config`.
         ConfigError: As `load_config`.
     """
     try:
-        return load_config(path, overrides)
+        return load_config(path, ["run.accept=[]", *overrides])
     except ConfigError as error:
         if not error.unknown:
             raise

@@ -122,8 +122,17 @@ def informative_quota(config: Config) -> int:
     return math.ceil(round(share * config.batch.groups, 6))
 
 
+def may_be_accepted(name: str) -> bool:
+    """Whether a run may go on with a change of this; a change of anything else makes it another run."""
+    return name.startswith("reward.")
+
+
 def _own_refusals(config: Config) -> list[str]:
-    found = []
+    found = [
+        f"run.accept: {name!r} cannot change within a run, only parts of the reward can; take it out"
+        for name in config.run.accept
+        if not may_be_accepted(name)
+    ]
     if not config.reward.functions:
         found.append("reward.functions: no reward is named; add at least one, such as `- use: last_number`")
     names = [function.component for function in config.reward.functions]

@@ -111,7 +111,7 @@ def _supervise(config: Config, warnings: list[str]) -> int:
     _refuse_what_up_cannot_do(config)
     folder = RunFolder.of(config)
     config = pinned(config, folder)
-    refuse_changed_since(folder.checkpoints, settings_of(config))
+    refuse_changed_since(folder.checkpoints, settings_of(config), config.run.accept)
     folder.create()
     set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
     with folder.held():

@@ -21,7 +21,7 @@ from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
 from slipstream.learner import recording
-from slipstream.learner.identity import IDENTITY, refuse_changed
+from slipstream.learner.identity import ACCEPTED, IDENTITY, refuse_changed, tell_accepted
 from slipstream.learner.lora_checkpoint import adapter_files, check_adapters
 from slipstream.learner.setup import Parts, run_terms
 from slipstream.learner.start import start_checkpoint
@@ -66,10 +66,11 @@ async def reopen(parts: Parts) -> Line:
         _refuse_to_begin_anew([path for path, _ in found.skipped if weights_only(path)])
     line, snapshot = Line(), None
     if found.path is not None:
-        refuse_changed(found.path, parts.identity)
+        parts.identity[ACCEPTED] = refuse_changed(found.path, parts.identity, parts.config.run.accept)
         await asyncio.to_thread(check_adapters, parts.trainer.policy, found.path)
         await asyncio.to_thread(parts.trainer.load, found.path)
         line, snapshot = _read(found.path)
+        tell_accepted(parts.identity[ACCEPTED], line.step)
         log.info("continuing from %s (version %d)", found.path.name, line.version)
     elif (source := parts.config.learner.start_from) is not None:
         start = await asyncio.to_thread(start_checkpoint, source)

@@ -49,7 +49,7 @@ class Parts:
     metrics: LearnerMetrics
     tokenizer: Tokenizer
     sinks: Sinks
-    identity: Mapping[str, Any]
+    identity: dict[str, Any]
     uploader: Uploader | None
 
 
@@ -66,7 +66,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
     reference = await asyncio.to_thread(reference_digest, config, model)
     identity = identity_of(config, prompts.fingerprint, model, reference)
-    await asyncio.to_thread(refuse_changed_since, folder.checkpoints, identity)
+    await asyncio.to_thread(refuse_changed_since, folder.checkpoints, identity, config.run.accept)
     if config.learner.start_from is not None and not any(folder.checkpoints.glob("step-*")):
         look_for_start(config.learner.start_from)
     ranks = await asyncio.to_thread(open_ranks, config.learner)
