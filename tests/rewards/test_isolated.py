@@ -10,9 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from slipstream.rewards.base import RewardSpec
+from slipstream.rewards.base import Outcome, RewardSpec
 from slipstream.rewards.python import find_code
 from slipstream.rewards.scorers import Scorers
+from slipstream.rewards.wire import Reply, pack
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -161,3 +162,71 @@ async def test_a_reasoning_gym_scorer_that_throws_gives_0_and_a_flag(scorers: Lo
     scored = await loaded.score_group("p", ["zzz", "2 × 3"], columns)
     assert [sample.reward for sample in scored] == [0.0, 1.0]
     assert scored[0].flags == ("reasoning_gym:scorer_raised",)
+
+
+FORGER = """
+import json, os, struct, sys
+frame = {frame!r}
+for number in range(256):
+    for text in (frame, b'{{"status": "ran"}}\\n', b'{{"token": ""}}\\n', b"\\n"):
+        try:
+            os.write(number, text)
+        except OSError:
+            pass
+os._exit(0)
+"""
+ALONE = """
+import ctypes, os, stat
+held = [n for n in range(256) if os.path.exists(f"/proc/self/fd/{n}")]
+assert len(held) <= 4, held
+worker = os.getppid() or 1
+for path in (f"/proc/{worker}/fd/3", f"/proc/{worker}/mem", f"/proc/{worker}/environ"):
+    try:
+        open(path, "rb").read(1)
+    except OSError:
+        continue
+    raise AssertionError(path)
+libc = ctypes.CDLL(None, use_errno=True)
+PTRACE_ATTACH, PIDFD_OPEN, PIDFD_GETFD = 16, 434, 438
+assert libc.ptrace(PTRACE_ATTACH, worker, 0, 0) == -1
+pidfd = libc.syscall(PIDFD_OPEN, worker, 0)
+if pidfd >= 0:
+    taken = [n for n in range(64) if libc.syscall(PIDFD_GETFD, pidfd, n, 0) >= 0]
+    assert not taken, taken
+def f(x): return x + 1
+"""
+
+
+async def test_a_completion_cannot_forge_its_reward(scorers: Load) -> None:
+    """It writes replies in every form to every descriptor that it has, and leaves before the tests."""
+    outcomes = [Outcome(value=float("nan"), components={"forged": 1e308})]
+    frames = [pack(Reply(number=number, outcomes=outcomes)) for number in range(4)]
+    program = FORGER.format(frame=b"".join(frames))
+    loaded = scorers(RewardSpec("python", timeout_seconds=60), workers=2)
+    scored = await loaded.score_group("p", [program, GOOD, program], TESTS)
+    assert [sample.reward for sample in scored] == [0.0, 1.0, 0.0]
+    assert all(sample.components == {"python": sample.reward} for sample in scored)
+
+
+async def test_a_program_shares_no_descriptor_with_the_service(scorers: Load) -> None:
+    loaded = scorers(RewardSpec("python", timeout_seconds=60))
+    scored = (await loaded.score_group("p", [ALONE], TESTS))[0]
+    assert (scored.reward, scored.detail) == (1.0, "")
+
+
+async def test_a_program_cannot_see_the_tests_before_they_run(scorers: Load) -> None:
+    code = (
+        "import sys, gc\nframe, seen = sys._getframe(), ''\n"
+        "while frame: seen += repr(frame.f_locals); frame = frame.f_back\n"
+        "assert 'f(-' + '1)' not in seen\ndef f(x): return x + 1"
+    )
+    scored = await scorers(RewardSpec("python", timeout_seconds=60)).score_group("p", [code], TESTS)
+    assert scored[0].reward == 1.0
+
+
+async def test_set_up_code_that_fails_is_unscored_and_only_the_row_can_say_so(scorers: Load) -> None:
+    columns = TESTS | {"before": "raise KeyError('gone')"}
+    loaded = scorers(RewardSpec("python", timeout_seconds=60, options={"setup_column": "before"}))
+    scored = (await loaded.score_group("p", [GOOD], columns))[0]
+    assert (scored.reward, scored.unscored) == (None, "exception")
+    assert "KeyError('gone')" in scored.detail

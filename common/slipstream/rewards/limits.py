@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
+_CAPABILITY_VERSION = 0x20080522
 _FILE_BYTES = 64 << 20
 _OPEN_FILES = 256
 
@@ -23,6 +24,21 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def hide() -> None:
+    """Close this process to others of the same user: nobody traces it, reads its memory or takes its descriptors."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def drop_powers() -> None:
+    """Give up every capability, and for good: with root's, even a hidden process could be traced."""
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None, use_errno=True)
+        library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        header, none = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+        library.capset(header, none)
 
 
 def limit_memory(memory_bytes: int) -> None:

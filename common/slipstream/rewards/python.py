@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from slipstream.rewards.base import Outcome, ScorerFault, Task
+from slipstream.rewards.contained import Program
 
 _FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
 
@@ -28,7 +29,7 @@ class Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     setup_column: str = ""
 
     def pooled(self, completion: str, task: Task) -> Outcome:
-        """Score one completion; it may end or spoil this process, which serves no second one."""
+        """Score one completion."""
         setup = str(task.column(self.setup_column)) if self.setup_column else ""
         tests = _joined(task.column(self.tests_column))
         if not tests.strip():
@@ -46,17 +47,12 @@ def find_code(completion: str) -> str:
 
 
 def _run(parts: dict[str, str]) -> Outcome:
-    # A name other than __main__ leaves a program's own command line alone.
-    space: dict[str, Any] = {"__name__": "solution"}
-    for name, code in parts.items():
-        try:
-            exec(compile(code, f"<{name}>", "exec"), space)
-        except MemoryError:
-            raise
-        except BaseException as error:  # noqa: BLE001  (also SystemExit: leaving before the tests is no pass)
-            if name == "setup":
-                raise ScorerFault(f"the row's set-up code fails: {error!r}") from None
-            return Outcome(value=0.0, detail=f"{name}: {error!r}"[:300])
+    with Program() as program:
+        for name, code in parts.items():
+            if (ended := program.run(name, code)) is not None:
+                if name == "setup":  # no code of the model has run yet
+                    raise ScorerFault(f"the row's set-up code fails: {ended.detail}")
+                return ended
     return Outcome(value=1.0)
 
 

@@ -119,6 +119,7 @@ def main() -> None:
     """Load the scorer that the pool names, then answer its jobs until it hangs up."""
     limits.die_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)  # what a scorer starts has no part in it
     stream = channel.makefile("rb")
     setup = read_frame(stream, Setup)
     if setup is None:
@@ -127,6 +128,8 @@ def main() -> None:
     target = _load(setup, channel.sendall)
     if target is None:
         return
+    if setup.isolated:
+        limits.hide()
     channel.sendall(pack(target.ready if apart else msgspec.structs.replace(target.ready, note=NOT_APART)))
     while (job := read_frame(stream, Job)) is not None:
         reply = Reply(number=job.number, outcomes=target.score(job))
