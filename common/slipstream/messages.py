@@ -9,6 +9,8 @@ behind the logprobs. No pickle and no code: any msgpack client can read the head
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
 
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 MAX_SAMPLES = 4096
+_REASON = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MAX_HEAD = 20  # as many as the setting allows: a group without tokens bounds it by nothing else
 
 Finish = Literal["stop", "length", "abort"]
@@ -129,6 +132,12 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     def scored_rewards(self) -> list[float]:
         """Rewards of the samples that could be scored."""
         return [sample.reward for sample in self.samples if sample.reward is not None]
+
+    @property
+    def unscored_samples(self) -> dict[str, int]:
+        """Samples without a reward by reason, `other` for one that is no short code: each has its counter."""
+        reasons = [sample.unscored for sample in self.samples if sample.reward is None]
+        return dict(Counter(reason if _REASON.fullmatch(reason) else "other" for reason in reasons))
 
     @property
     def informative(self) -> bool:

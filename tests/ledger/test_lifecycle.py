@@ -28,6 +28,24 @@ async def test_a_ticket_goes_from_admission_to_a_durable_step(ledger, terms, rep
     assert audit.counts == await ledger.counts()
 
 
+async def test_samples_without_a_reward_are_counted_once_by_reason_whatever_becomes_of_their_group(
+    ledger, terms, replica
+):
+    await ledger.open_run(terms())
+    await ledger.join(replica())
+    await ledger.admit("g0", 3, 0)
+    for _ in range(2):  # a repeated call adds nothing
+        await ledger.scored(0, 0, 10, {"timeout": 2, "exception": 1})
+    await ledger.drop(0, 0, "unscored", 10)
+    await ledger.scored(1, 0, 10, {"timeout": 1})
+    await ledger.buffered(1, 0, "b0", 0, 0, 10, True)
+    await ledger.scored(2, 0, 10)
+    assert (await ledger.counts()).unscored == {"timeout": 3, "exception": 1}
+    audit = await ledger.audit()
+    assert audit.problems == []
+    assert audit.counts == await ledger.counts()
+
+
 async def test_states_are_listed_for_tickets_that_have_a_record(ledger, terms, replica):
     await ledger.open_run(terms())
     await ledger.join(replica())

@@ -21,8 +21,8 @@ class FakeLedger:
         self.error: Exception | None = None
         self.calls: list[tuple] = []
 
-    async def scored(self, ticket, attempt, tokens):
-        self.calls.append(("scored", ticket, attempt, tokens))
+    async def scored(self, ticket, attempt, tokens, unscored):
+        self.calls.append(("scored", ticket, attempt, tokens, *([unscored] if unscored else [])))
         if self.error:
             raise self.error
 
@@ -118,10 +118,17 @@ def frames_of(*texts: str, kind: str = "train", unscored: str = "", run: str = "
 async def test_a_group_is_scored_told_to_the_ledger_and_stored(bench):
     reply = await bench.score(frames_of("1", "0", unscored="aborted"))
     assert reply.status == OK
-    assert bench.ledger.calls == [("scored", 1, 0, 2)]
+    # the book counts what has no reward, whatever becomes of the group
+    assert bench.ledger.calls == [("scored", 1, 0, 2, {"aborted": 1})]
     assert [sample.reward for sample in bench.stored[0].samples] == [1.0, 0.0, None]
     assert bench.metrics.samples._value.get() == 2
     assert bench.metrics.unscored.labels("aborted")._value.get() == 1
+
+
+async def test_a_reason_that_a_stranger_made_up_is_counted_as_other(bench):
+    reply = await bench.score(frames_of("1", "0", unscored="No: such\nreason"))
+    assert reply.status == OK
+    assert bench.ledger.calls[0][-1] == {"other": 1}
 
 
 async def test_a_scorer_that_throws_is_unscored_counted_and_logged_with_its_sample(bench, caplog):

@@ -23,6 +23,7 @@ COUNTERS = {
     "tokens:dropped:stale": "9",
     "tokens_in": "52",
     "tokens_discarded": "3",
+    "unscored/timeout": "6",
 }
 
 
@@ -64,6 +65,7 @@ def test_the_equation_and_the_replicas_are_shown(page):
     assert values['slipstream_ledger_groups{state="trained"}'] == 4
     assert values['slipstream_ledger_wasted_tokens_total{reason="stale"}'] == 9
     assert values['slipstream_ledger_wasted_tokens_total{reason="discarded"}'] == 3
+    assert values['slipstream_ledger_unscored_samples_total{reason="timeout"}'] == 6
     assert values['slipstream_replica_lag_versions{replica="rollout-1"}'] == 2
     assert 'slipstream_replica_lag_versions{replica="rollout-2"}' not in values  # it serves nothing yet
     assert values["slipstream_replica_spread_versions"] == 2

@@ -9,6 +9,8 @@ import msgspec
 
 from slipstream.ledger.records import OPEN_STATES, STATES
 
+_UNSCORED = "unscored/"
+
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Groups and tokens by state; dropped and failed also by reason.
@@ -16,7 +18,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     `issued` is the number of tickets ever issued. `tokens_in` are the tokens ever recorded, `tokens_discarded`
     those of attempts that were given up for another attempt. `uses` counts each group once for every step that
     trained on it, `lost` groups that a buffer had stored and no longer had, `bytes` what lies in the buffers,
-    `wasted_tokens` the tokens of dropped and failed groups by reason.
+    `wasted_tokens` the tokens of dropped and failed groups by reason. `unscored` are the samples ever left without a
+    reward, by reason, of every group that was scored, whatever became of it.
     """
 
     issued: int
@@ -30,6 +33,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     bytes: int = 0
     wasted_tokens: dict[str, int] = {}
+    unscored: dict[str, int] = {}
 
     @classmethod
     def read(cls, issued: int, counters: Mapping[str, str]) -> Counts:
@@ -59,6 +63,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
             lost=int(counters.get("lost", 0)),
             bytes=int(counters.get("bytes", 0)),
             wasted_tokens=wasted,
+            unscored={
+                name.removeprefix(_UNSCORED): int(value)
+                for name, value in counters.items()
+                if name.startswith(_UNSCORED) and int(value)
+            },
         )
 
     @property
@@ -85,8 +94,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
             part("scored", "scored"),
             part("buffered", "buffered", "taken"),
             part("trained", "trained"),
-            part("dropped", "dropped") + _reasons(self.dropped),
-            part("failed", "failed") + _reasons(self.failed),
+            part("dropped", "dropped") + _in_brackets(self.dropped),
+            part("failed", "failed") + _in_brackets(self.failed),
         ]
         discarded = f" + discarded attempts ({self.tokens_discarded} tokens)" if self.tokens_discarded else ""
         return f"issued {self.issued} ({self.tokens_in} tokens) = " + " + ".join(parts) + discarded
@@ -168,7 +177,10 @@ def compare(book: Book, scanned: Mapping[str, int]) -> Audit:
     return Audit(counts=counts, problems=problems)
 
 
-def _reasons(by_reason: Mapping[str, int]) -> str:
-    if not by_reason:
-        return ""
-    return " [" + ", ".join(f"{reason} {count}" for reason, count in sorted(by_reason.items())) + "]"
+def by_reason(counts: Mapping[str, int]) -> str:
+    """Such as `stale 3, unscored 1`; empty without any."""
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
+
+
+def _in_brackets(counts: Mapping[str, int]) -> str:
+    return f" [{by_reason(counts)}]" if counts else ""

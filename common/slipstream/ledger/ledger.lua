@@ -13,7 +13,8 @@
 --   records     zset  numbers of the tickets that have a record
 --   counts      hash  groups:LABEL, tokens:LABEL; LABEL is a state, with its reason once dropped or failed
 --                     uses (groups times the steps that trained on them), bytes (what lies in buffers), lost,
---                     partial_bytes (what lies in `partials`)
+--                     partial_bytes (what lies in `partials`), unscored/REASON (samples ever left without a
+--                     reward, of all groups that were scored: those that never reach a step as well)
 --   retry       zset  issued tickets that wait for another attempt, by the time they may start
 --   flight      zset  rolling and scored tickets, by the version they were admitted at
 --   deadlines   zset  rolling and scored tickets, by deadline
@@ -669,11 +670,12 @@ local function each(transition)
   end
 end
 
-define('scored_all', WRITES, each(function(number, attempt, tokens)
+define('scored_all', WRITES, each(function(number, attempt, tokens, unscored)
   local record = held(number, attempt)
   if STORED[record.state] or record.state == 'scored' then return end   -- late or repeated: nothing to add
   if record.state ~= 'rolling' then refuse_gone(record) end
   note_tokens(record, tokens)
+  for reason, samples in pairs(unscored) do add('unscored/' .. reason, samples) end
   local deadline = now + of_run('ticket_deadline_ms')   -- transport and storing get a deadline of their own
   redis.call('ZADD', key('deadlines'), deadline, number)
   move(record, 'scored', {tokens = tokens, deadline = deadline})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -100,12 +100,20 @@ class TicketCalls(LedgerCalls):
         except LedgerFull:  # the ticket must go on all the same, and not wait for its deadline
             return await self._book.call(bool, "hand_back", ticket, attempt, tokens, to)
 
-    async def scored(self, ticket: int, attempt: int, tokens: int = 0) -> None:
+    async def scored(
+        self, ticket: int, attempt: int, tokens: int = 0, unscored: Mapping[str, int] | None = None
+    ) -> None:
         """The group has its rewards (rolling → scored); its deadline begins anew.
 
         Calls that are made while one is on its way go together.
+
+        Args:
+            ticket: Number.
+            attempt: The attempt that made the group.
+            tokens: Completion tokens in the group.
+            unscored: Its samples without a reward, by reason; counted once for each attempt.
         """
-        await self._scored.call(ticket, attempt, tokens)
+        await self._scored.call(ticket, attempt, tokens, dict(unscored or {}))
 
     async def _scored_all(self, groups: Sequence[Sequence[Any]]) -> list[Exception | None]:
         answers = await self._book.call(list[tuple[str, str]], "scored_all", list(groups))

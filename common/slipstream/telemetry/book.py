@@ -121,6 +121,13 @@ _SHOWN: tuple[_Shown, ...] = (
     ("counter", "ledger_failed_groups_total", "groups failed", ("reason",), lambda p: _by(p.counts.failed)),
     (
         "counter",
+        "ledger_unscored_samples_total",
+        "samples left without a reward, of all groups: those that reach no step as well",
+        ("reason",),
+        lambda p: _by(p.counts.unscored),
+    ),
+    (
+        "counter",
         "ledger_group_uses_total",
         "groups trained on, counted once for each step",
         (),

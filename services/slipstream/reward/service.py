@@ -87,7 +87,7 @@ class RewardService:
                     group.job, group.ticket, group.oldest_version, evaluation_result(group)
                 )
                 return Reply(OK)
-            await self._ledger.scored(group.ticket, group.attempt, group.token_count)
+            await self._ledger.scored(group.ticket, group.attempt, group.token_count, group.unscored_samples)
         except FencedError as error:
             return Reply(REFUSED, str(error))
         except LedgerError as error:
