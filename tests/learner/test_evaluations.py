@@ -53,12 +53,15 @@ def parts(tmp_path):
     config = build(tree)[0]
     folder = RunFolder.of(config)
     folder.create()
+    sent: list[tuple] = []
     return SimpleNamespace(
         config=config,
         folder=folder,
         ledger=FakeLedger(),
         evaluations={"holdout": [None, None, None]},
         metrics=LearnerMetrics(),
+        sinks=SimpleNamespace(write=lambda *point: sent.append(point)),
+        sent=sent,
     )
 
 
@@ -73,6 +76,8 @@ async def test_a_complete_evaluation_is_recorded_with_its_version(parts):
     await evaluations._collect_once()
     (record,) = read_lines(parts.folder.evaluations)
     assert (record["step"], record["set"], record["version"]) == (10, "holdout", 5)
+    ((step, values),) = parts.sent
+    assert (step, values["evaluation/holdout/reward"]) == (10, 0.5)
     assert (record["reward"], record["scored"], record["unscored"], record["truncated"]) == (0.5, 2, 1, 1)
     assert parts.ledger.jobs == {}
     await evaluations.finished()

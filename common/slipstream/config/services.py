@@ -234,8 +234,12 @@ class TelemetrySection(Section):
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe line shown")
     samples_per_step: int = setting(4, "samples of each step kept for the report; 0 keeps none", ge=0, le=64)
     samples_mb: float = setting(16.0, "most MiB of them in the run's folder; older ones are thinned out", gt=0)
-    tensorboard: bool = setting(False, "also write the steps as TensorBoard events (extra: tensorboard)")
-    wandb: str | None = setting(None, "also send the steps to this Weights & Biases project (extra: wandb)")
+    tensorboard: bool = setting(
+        False, "also write steps, evaluations and samples as TensorBoard events (extra: tensorboard)"
+    )
+    wandb: str | None = setting(
+        None, "also send steps, evaluations and samples to this Weights & Biases project (extra: wandb)"
+    )
     otlp_endpoint: str | None = setting(
         None,
         "send a trace of each ticket's life (admit, generate, score, store, train) to this OTLP endpoint, such as "

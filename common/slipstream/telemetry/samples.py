@@ -7,12 +7,49 @@ densest where the run is now.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.run_folder import append_line
 
 log = logging.getLogger("slipstream.telemetry")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One sample as text. `reward` is None where there is none, and `finish` then has the reason."""
+
+    prompt: str
+    text: str
+    reward: float | None
+    finish: str
+
+    def markdown(self) -> str:
+        """For a page that reads Markdown: prompt and completion as they are, in blocks of their own."""
+        head = self.finish if self.reward is None else f"reward {self.reward:g}, {self.finish}"
+        return "\n\n".join([head, _block(self.prompt), _block(self.text)])
+
+
+def sampled(record: dict[str, Any]) -> list[Sampled]:
+    """The samples of one line of the file."""
+    found = []
+    for sample in record["samples"]:
+        text = "".join(sample["tokens"]) + (
+            f" [{sample['omitted']} tokens of its middle left out]" if sample["omitted"] else ""
+        )
+        finish = f"unscored: {sample['unscored']}" if sample["reward"] is None else sample["finish"]
+        found.append(Sampled(record["prompt"], text, sample["reward"], finish))
+    return found
+
+
+def is_sent(step: int) -> bool:
+    """Whether a step's samples go to the sinks: of every step up to 200, then ever fewer: a run has no end."""
+    return step % max(1, step // 100) == 0
+
+
+def _block(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines() or [""])
 
 
 class SampleLog:

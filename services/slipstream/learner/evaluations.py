@@ -16,6 +16,7 @@ from slipstream.learner.setup import Parts
 from slipstream.lifecycle.life import Life
 from slipstream.messages import EvaluationResult
 from slipstream.run_folder import append_line, read_lines
+from slipstream.telemetry.sinks import evaluation_values
 
 log = logging.getLogger("slipstream.learner")
 POLL_SECONDS = 0.5
@@ -106,6 +107,7 @@ class Evaluations:
             "samples": [{"text": r.text, "reward": r.reward} for r in results[:_SAMPLES_KEPT]],
         }
         append_line(self._parts.folder.evaluations, record)
+        self._parts.sinks.write(asked.step, evaluation_values(record))
         if mean is None:
             log.warning(
                 "evaluation at step %d: none of the %d items of %s could be scored",
