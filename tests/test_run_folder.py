@@ -118,6 +118,16 @@ def test_the_ledger_is_live_only_while_the_run_is_held(folder: RunFolder) -> Non
         assert folder.live_url == "unix:///tmp/x.sock"
 
 
+def test_whoever_looks_is_told_apart_from_those_who_hold_the_run(folder: RunFolder) -> None:
+    other = RunFolder(folder.path.parent, folder.name)
+    with folder.held():
+        assert folder.in_use
+        assert not folder.held_elsewhere
+        assert other.held_elsewhere
+    assert not folder.held_elsewhere
+    assert not other.held_elsewhere
+
+
 def test_each_attempt_is_recorded(folder: RunFolder) -> None:
     folder.record_attempt(_config(name="r", steps=1), {"python": "3"})
     folder.record_attempt(_config(name="r", steps=2), {"python": "4"})

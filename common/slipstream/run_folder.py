@@ -46,12 +46,17 @@ class Before(NamedTuple):
 
 
 class RunFolder:
-    """Paths of one run. Nothing else in the project spells them out."""
+    """Paths of one run. Nothing else in the project spells them out.
+
+    Attributes:
+        held_here: Whether this very object holds the run.
+    """
 
     def __init__(self, root: str | Path, name: str) -> None:
         check_name("run.name", name)
         self.name = name
         self.path = Path(root) / name
+        self.held_here = False
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
@@ -97,6 +102,11 @@ class RunFolder:
     def evaluations(self) -> Path:
         """One JSON line per finished evaluation."""
         return self.path / "evaluations.jsonl"
+
+    @property
+    def warnings(self) -> Path:
+        """One JSON line for each stretch in which the run learned nothing, and one for the end of it."""
+        return self.path / "warnings.jsonl"
 
     @property
     def samples(self) -> Path:
@@ -146,7 +156,11 @@ class RunFolder:
             except OSError:
                 mend = "stop the other `slipstream up` first, or let the `slipstream audit` end"
                 raise UserError(f"run {self.path} is in use", mend) from None
-            yield
+            self.held_here = True
+            try:
+                yield
+            finally:
+                self.held_here = False
 
     @property
     def in_use(self) -> bool:
@@ -157,6 +171,11 @@ class RunFolder:
         except FileNotFoundError:
             return False
         return bool(_LOCK.unpack(found)[0] != fcntl.F_UNLCK)
+
+    @property
+    def held_elsewhere(self) -> bool:
+        """Whether somebody else holds the run, which for a run that `up` started means that it goes on."""
+        return self.in_use and not self.held_here
 
     def announce(self, url: str) -> None:
         """Note where the embedded ledger of this attempt is; meaningful only while the run is held."""

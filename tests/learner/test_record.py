@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.config.schema import Config
-from slipstream.learner.record import progress_line, step_record
+from slipstream.learner.record import of_all_groups, progress_line, step_record
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
 from slipstream.learner.service import Learner
 from slipstream.learner.telling import Telling
+from slipstream.ledger.counts import Counts
 from slipstream.run_folder import RunFolder
 from slipstream.telemetry.metrics import LearnerMetrics
 
@@ -38,7 +39,8 @@ def record():
         (group(sample(1.5, right=1.0, form=0.5), sample(0.5, right=0.0, form=0.5)), None),
         (group(sample(1.0, right=1.0, form=None), sample(None, right=None)), None),
     ]
-    return step_record(Line(5, 5), 4, batch, StepReport(stepped=True, groups=2), 2.0)
+    report = StepReport(stepped=True, groups=2, gradient_norm=0.25)
+    return step_record(Line(5, 5), 4, batch, report, 2.0) | of_all_groups(Counts.read(9, {}), 0)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,29 @@ def test_a_progress_line_says_how_long_it_will_take(record, steps, pace, left):
     line = progress_line(record, steps, pace)
     assert line.startswith(f"step 5{f'/{steps}' if steps else ''}  version 5  reward 1.000")
     assert line.endswith(f"work 0.00){left}")
+
+
+def test_a_progress_line_shows_the_gradient_and_with_a_reference_the_distance_from_it(record):
+    assert "  gradient norm 0.25  " in progress_line(record, 9, 1.0)
+    near = record | {"metrics": {"slipstream_objective_kl_nats": 0.00123}}
+    assert "  gradient norm 0.25  kl 0.00123  " in progress_line(near, 9, 1.0)
+    assert "  gradient norm not finite  " in progress_line(record | {"gradient_norm": None}, 9, 1.0)
+
+
+def test_what_no_batch_shows_stands_in_the_line_and_in_the_record(record):
+    """Groups that are dropped reach no batch, and their samples are gone all the same."""
+    counters = {"unscored/timeout": "5", "unscored/exception": "2", "groups:dropped:unscored": "1"}
+    record |= of_all_groups(Counts.read(9, counters), 3)
+    assert record["unscored"] == 4
+    assert record["unscored_total"] == {"timeout": 5, "exception": 2}
+    assert record["dropped_total"] == {"unscored": 1}
+    assert "  unscored 4  " in progress_line(record, 9, 1.0)
+
+
+def test_the_width_of_the_rewards_is_recorded(record):
+    assert (record["reward_min"], record["reward_max"]) == (0.5, 1.5)
+    nothing = step_record(Line(5, 4), 4, [(group(sample(None)), None)], StepReport(groups=1), 2.0)
+    assert (nothing["reward_min"], nothing["reward_max"]) == (None, None)
 
 
 def test_a_norm_that_is_not_finite_is_recorded_as_none():

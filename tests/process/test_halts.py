@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file
@@ -78,6 +81,34 @@ def test_a_reward_without_signal_stops_the_run(stack, simulated, tmp_path):
     assert found is not None, last
     assert int(found[1]) > 20
     assert re.search(r"dropped \d+ \(\d+ tokens\) \[all_wrong \d+\]", run.audit())
+    run.assert_gone()
+
+
+def test_a_run_that_learned_nothing_says_what_to_change_and_exits_with_3(stack, simulated, tmp_path):
+    """Every step had groups of equal rewards: no update, hence no result, though all steps were made."""
+    (tmp_path / "constant.py").write_text(
+        "def zero(prompts, completions, **c): return [0.0] * len(completions)\n"
+    )
+    run = stack().up(
+        *simulated,
+        "run.steps=6",
+        f"reward.functions.0.use={tmp_path}/constant.py:zero",
+        "sampling.max_new_tokens=2",
+    )
+    assert run.wait() == EXIT_HALTED, run.text
+    last = run.text.strip().splitlines()[-1]
+    assert "no update was made in 6 steps" in last
+    assert "cut off at sampling.max_new_tokens 2: raise it" in last
+    warned = [line for line in run.text.splitlines() if "WARNING" in line and "the last 5 batches" in line]
+    assert [
+        sum(word in line for line in warned) for word in ("cut off", "moved no weight", "every reward")
+    ] == [1, 1, 1]
+    assert len(re.findall(r"^warning      since step 5: ", run.text, re.M)) == 3
+    told = [sys.executable, "-m", "slipstream.cli.main", "status", str(run.folder), "--json"]
+    status = json.loads(subprocess.run(told, capture_output=True, check=True, timeout=90).stdout)
+    assert (status["status"], status["finish_reason"], len(status["warnings"])) == ("finished", "no_update", 3)
+    again = run.resume()
+    assert again.wait() == EXIT_HALTED, run.text
     run.assert_gone()
 
 

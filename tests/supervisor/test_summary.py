@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from slipstream.ledger.counts import Counts
 from slipstream.run_folder import RunFolder, append_line, line_of_descent
 from slipstream.supervisor.summary import curve, print_summary
 
@@ -86,3 +87,49 @@ def test_a_run_without_steps_says_so(tmp_path):
     out = io.StringIO()
     print_summary(RunFolder(tmp_path, "r"), out)
     assert "no step was made" in out.getvalue()
+
+
+def test_what_was_left_out_is_listed_by_reason_also_without_a_step(tmp_path):
+    folder = RunFolder(tmp_path, "r")
+    counters = {"groups:dropped:stale": "3", "groups:failed:engine_error": "2", "unscored/timeout": "7"}
+    counts = Counts.read(9, counters)
+    for made in (0, 1):
+        if made:
+            folder.create()
+            append_line(folder.steps, step(1))
+        out = io.StringIO()
+        print_summary(folder, out, counts)
+        text = out.getvalue()
+        assert "dropped      3 groups (stale 3)" in text
+        assert "failed       2 groups (engine_error 2)" in text
+        assert "unscored     7 samples (timeout 7)" in text
+
+
+def test_without_a_ledger_the_newest_step_says_what_was_left_out(tmp_path):
+    folder = RunFolder(tmp_path, "r")
+    folder.create()
+    more = {"dropped_total": {"all_wrong": 4}, "failed_total": {}, "unscored_total": {"exception": 1}}
+    append_line(folder.steps, step(1, **more))
+    out = io.StringIO()
+    print_summary(folder, out)
+    assert "dropped      4 groups (all_wrong 4)" in out.getvalue()
+    assert "unscored     1 samples (exception 1)" in out.getvalue()
+    assert "failed" not in out.getvalue()
+
+
+def test_warnings_stand_in_the_summary_with_their_steps(tmp_path):
+    folder = RunFolder(tmp_path, "r")
+    folder.create()
+    append_line(folder.steps, step(1))
+    for at, kind, over in (
+        (5, "a", False),
+        (9, "a", True),
+        (12, "a", False),
+        (12, "b", False),
+        (15, "a", True),
+    ):
+        append_line(folder.warnings, {"step": at, "kind": kind, "text": f"mend {kind}", "over": over})
+    out = io.StringIO()
+    print_summary(folder, out)
+    assert "warning      steps 12 to 15, 2 times in all: mend a" in out.getvalue()
+    assert "warning      since step 12: mend b" in out.getvalue()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.looking import find_run, open_ledger
 from slipstream.config.load import load_recorded
-from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError
+from slipstream.errors import EXIT_FAULT, EXIT_OK, LedgerError, UserError
 
 if TYPE_CHECKING:
-    from slipstream.ledger.counts import Audit
+    from slipstream.ledger.counts import Audit, Counts
 
 
 def audit(options: argparse.Namespace) -> int:
@@ -32,8 +32,18 @@ def summary(options: argparse.Namespace) -> int:
     from slipstream.supervisor.summary import print_summary
 
     folder, _ = find_run(options.run)
-    print_summary(folder, sys.stdout)
+    print_summary(folder, sys.stdout, asyncio.run(_counts(options.run)))
     return EXIT_OK
+
+
+async def _counts(run: str) -> Counts | None:
+    """The ledger's counts, or None without an answer: a summary is worth having without them."""
+    try:
+        async with open_ledger(run) as (_, ledger):
+            return await ledger.counts()
+    except (LedgerError, UserError) as error:
+        print(f"without the ledger, whose groups are shown up to the newest step: {error}", file=sys.stderr)  # noqa: T201
+        return None
 
 
 def export(options: argparse.Namespace) -> int:

@@ -119,23 +119,23 @@ def _supervise(config: Config, warnings: list[str]) -> int:
         for warning in warnings:
             log.warning("config: %s", warning)
         log.info("run %s in %s", folder.name, folder.path)
-        outcome, cause, finished = EXIT_OK, "", False
+        outcome, cause, finished, counts = EXIT_OK, "", False, None
 
         async def supervise(life: Life) -> None:
-            nonlocal outcome, cause, finished
+            nonlocal outcome, cause, finished, counts
             supervisor = Supervisor(config, folder)
             outcome = await supervisor.run(life)
-            cause, finished = supervisor.cause, supervisor.finished
+            cause, finished, counts = supervisor.cause, supervisor.finished, supervisor.counts
 
         # twice the children's own time: they drain first, then the supervisor itself ends
         saving = config.learner.checkpoint.stop_seconds
         fault = run_process(supervise, 2 * config.supervisor.drain_seconds, save_seconds=saving)
         if folder.steps.exists() or not fault:
-            print_summary(folder, sys.stdout)
+            print_summary(folder, sys.stdout, counts)
         if not fault and outcome == EXIT_OK and not finished:
             log.info("to go on: slipstream resume %s", folder.path)
         if cause:
-            log.error("the run ended early: %s", cause)  # once more, so that it stands last
+            log.error("the run ended: %s", cause)  # once more, so that it stands last
         code = _ended(fault or outcome, folder, before)
     return code
 

@@ -10,6 +10,7 @@ from typing import Any
 from slipstream.learner.intake import Batch
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
+from slipstream.ledger.counts import Counts
 from slipstream.staleness import age
 
 
@@ -37,6 +38,8 @@ def step_record(
         "stepped": report.stepped,
         "reason": report.reason,
         "reward": _mean(rewards),
+        "reward_min": min(rewards, default=None),
+        "reward_max": max(rewards, default=None),
         "length": _mean(lengths),
         "age_mean": _mean(ages),
         "age_max": max(ages, default=0),
@@ -45,7 +48,6 @@ def step_record(
         "skipped_share": 1.0 - report.gradient_samples / report.samples if report.samples else 0.0,
         "updates": report.made,
         "skipped_updates": dict(report.skips),
-        "unscored": sum(sample.reward is None for group, _ in batch for sample in group.samples),
         "tokens": report.completion_tokens,
         "model_tokens": report.model_tokens,
         "padding_tokens": report.padding_tokens,
@@ -64,8 +66,23 @@ def step_record(
     }
 
 
+def of_all_groups(counts: Counts, before: int) -> dict[str, Any]:
+    """What became of groups and samples up to this step, also of those that reached no batch, for its line.
+
+    Args:
+        counts: The ledger's.
+        before: Samples that were unscored at the step before.
+    """
+    return {
+        "unscored": sum(counts.unscored.values()) - before,
+        "unscored_total": counts.unscored,
+        "dropped_total": counts.dropped,
+        "failed_total": counts.failed,
+    }
+
+
 def progress_line(record: dict[str, Any], steps: int | None, pace: float) -> str:
-    """The step for a person: reward, length, age, time, where it went, and how long it will still take.
+    """The step for a person: reward, length, age, gradient, time, where it went, and how long it will still take.
 
     Args:
         record: What the step did.
@@ -81,12 +98,21 @@ def progress_line(record: dict[str, Any], steps: int | None, pace: float) -> str
     rest = (steps or 0) - record["step"]
     left = f"  {_duration(rest * pace)} left" if rest > 0 else ""
     note = "" if record["stepped"] else f"  no step: {record['reason']}"
+    lost = f"  unscored {record['unscored']}" if record["unscored"] else ""
     return (
         f"step {record['step']}{f'/{steps}' if steps else ''}  version {record['version']}  "
         f"reward {record['reward']:.3f}  length {record['length']:.1f}  age {record['age_mean']:.1f} "
         f"(max {record['age_max']})  no gradient {record['skipped_groups']}/{record['groups']}  "
+        f"{_pull(record)}{lost}  "
         f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){limit}{left}{note}"
     )
+
+
+def _pull(record: dict[str, Any]) -> str:
+    """How hard the step pulled, and where there is a reference how far from it the policy is."""
+    norm, kl = record["gradient_norm"], record["metrics"].get("slipstream_objective_kl_nats")
+    shown = "not finite" if norm is None else f"{norm:.3g}"
+    return f"gradient norm {shown}" + ("" if kl is None else f"  kl {kl:.3g}")
 
 
 def _duration(seconds: float) -> str:

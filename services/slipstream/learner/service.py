@@ -9,7 +9,7 @@ import time
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
-from slipstream.errors import LedgerError
+from slipstream.errors import LedgerError, RunHalted
 from slipstream.learner import recording
 from slipstream.learner.evaluations import Evaluations
 from slipstream.learner.intake import Batch, Intake
@@ -55,6 +55,7 @@ class Learner:
         self._saver = Saver(parts, line.step)
         self._telling = Telling(parts)
         self._wishes = Wishes(parts.ledger)
+        parts.sinks.begin(line.step)
 
     async def run(self) -> None:
         """Train until the configured steps are made, the data ends, or a stop is asked for."""
@@ -93,6 +94,7 @@ class Learner:
         status = (await self._parts.ledger.state()).status
         if status == "finished" and self._done():
             log.info("the run has finished before, with step %d; raise run.steps to go on", self._line.step)
+            self._halt_if_nothing_was_learned()
             return True
         if status != "running" and not self._done():
             await self._parts.ledger.resume()
@@ -158,7 +160,20 @@ class Learner:
         await self._parts.publishing.settled()
         if self._parts.uploader is not None:
             await self._parts.uploader.settled(self._parts.config.learner.checkpoint.stop_seconds)
-        await self._parts.ledger.finish("drained" if drained else "trained")
+        learned = bool(self._parts.trainer.optimizer.updates)
+        await self._parts.ledger.finish("drained" if drained else "trained" if learned else "no_update")
+        if not drained:
+            self._halt_if_nothing_was_learned()
+
+    def _halt_if_nothing_was_learned(self) -> None:
+        """A run that ends as it began has failed, and whoever waits for it must not take it for trained.
+
+        Raises:
+            RunHalted: No update was made in the whole run.
+        """
+        if not self._parts.trainer.optimizer.updates:
+            why = "; ".join(self._telling.concerns) or "see the reasons in steps.jsonl"
+            raise RunHalted(f"no update was made in {self._line.step} steps: {why}")
 
     async def _save(self) -> None:
         """See to a durable checkpoint of this very step."""

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from slipstream.learner.concerns import Concerns, Seen
 from slipstream.learner.intake import Batch
 from slipstream.learner.pipeline import Pipeline, Verdict
-from slipstream.learner.record import progress_line
+from slipstream.learner.record import of_all_groups, progress_line
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.learner.shape import shape_of
 from slipstream.learner.showing import chosen, shown_step
 from slipstream.messages import Group
-from slipstream.run_folder import append_line
+from slipstream.run_folder import append_line, read_lines
 from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import know
-from slipstream.telemetry.samples import SampleLog
+from slipstream.telemetry.samples import Sampled, SampleLog, is_sent, sampled
 from slipstream.telemetry.sinks import step_values
 
 log = logging.getLogger("slipstream.learner")
@@ -38,6 +40,9 @@ class Telling:
         self._per_step = parts.config.telemetry.samples_per_step
         self._samples = SampleLog(parts.folder.samples, parts.config.telemetry.samples_mb)
         self._choice: tuple[int, list[int]] | None = None
+        self._concerns = Concerns(parts.config.sampling.max_new_tokens)
+        told = read_lines(parts.folder.steps)[-1:]  # a learner before this one has told of these
+        self._unscored = sum(sum(line.get("unscored_total", {}).values()) for line in told)
         parts.metrics.steps.set(parts.config.run.steps or 0)
 
     def choose(self, batch: Batch, step: int) -> None:
@@ -66,7 +71,9 @@ class Telling:
         shape = shape_of(
             groups, before, config.staleness.max_staleness, config.sampling.max_new_tokens, line.lost
         )
-        record = record | shape
+        counts = await self._parts.ledger.counts()
+        record = record | shape | of_all_groups(counts, self._unscored)
+        self._unscored = sum(counts.unscored.values())
         if verdict is not None:
             record |= verdict.as_record()
         append_line(self._parts.folder.steps, record)
@@ -74,12 +81,37 @@ class Telling:
         self._recent.append(record["seconds"])
         pace = sum(self._recent) / len(self._recent)
         log.info("%s", progress_line(record, config.run.steps, pace))
+        self.seen(line.step, Seen.of(record))
         self._show(record, verdict)
-        self._parts.sinks.write(line.version, step_values(record))
         self._trace(groups, report)
+        samples: list[Sampled] = []
         if self._choice is not None:
             shown = shown_step(batch, self._choice, report.logprobs, self._parts.tokenizer, line.step, before)
             await asyncio.to_thread(self._samples.write, shown)
+            samples = sampled(shown) if is_sent(line.step) else []
+        self._parts.sinks.write(line.step, step_values(record), samples)
+
+    def seen(self, step: int, seen: Seen) -> None:
+        """Warn of what a batch says of the whole run; also to be told of one that became no step.
+
+        Args:
+            step: The newest step.
+            seen: The batch.
+        """
+        for concern in self._concerns.see(seen):
+            log.log(
+                logging.INFO if concern.over else logging.WARNING,
+                "%s%s",
+                "no longer so: " if concern.over else "",
+                concern.text,
+            )
+            what = {"time": time.time(), "step": step, "kind": concern.kind}
+            append_line(self._parts.folder.warnings, what | {"text": concern.text, "over": concern.over})
+
+    @property
+    def concerns(self) -> list[str]:
+        """What is wrong with the run now, in words."""
+        return [concern.text for concern in self._concerns.open]
 
     def _trace(self, groups: Sequence[Group], report: StepReport) -> None:
         """Each ticket of the step was trained on for as long as the step took."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from slipstream.ledger.counts import Counts, by_reason
 from slipstream.run_folder import RunFolder, line_of_descent, read_lines
 
 _HEIGHT = 8
@@ -13,11 +14,18 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _WIDEST = 64
 
 
-def print_summary(folder: RunFolder, out: TextIO) -> None:
-    """Write the summary of a run; a run without steps says so."""
+def print_summary(folder: RunFolder, out: TextIO, counts: Counts | None = None) -> None:
+    """Write the summary of a run; a run without steps says so.
+
+    Args:
+        folder: The run's.
+        out: Where to write.
+        counts: What the ledger says became of the groups; without them the newest step's line has to do.
+    """
     steps = line_of_descent(read_lines(folder.steps))
+    troubles = [*_left_out(counts, steps[-1] if steps else {}), *_warnings(read_lines(folder.warnings))]
     if not steps:
-        out.write(f"\nno step was made; see {folder.logs}\n")
+        out.write("\n".join(["", f"no step was made; see {folder.logs}", *troubles, ""]))
         return
     lines = ["", f"run {folder.name}: {len(steps)} steps, {steps[-1]['version']} versions", ""]
     lines += [*curve([step["reward"] for step in steps]), ""]
@@ -26,6 +34,7 @@ def print_summary(folder: RunFolder, out: TextIO) -> None:
     lines += _speed(steps)
     lines += _staleness(steps)
     lines += _time(steps)
+    lines += troubles
     lines += ["", f"folder       {folder.path}   (its weights: slipstream export {folder.path} FOLDER)", ""]
     out.write("\n".join(lines))
     out.flush()
@@ -104,6 +113,36 @@ def _time(steps: Sequence[dict[str, Any]]) -> list[str]:
         "learner time "
         + ", ".join(f"{name} {value / total:.0%}" for name, value in shares if value / total > 0.004)
     ]
+
+
+def _left_out(counts: Counts | None, last: Mapping[str, Any]) -> list[str]:
+    """Groups and samples that taught nothing, by reason; of the whole run, or up to its newest step."""
+    if counts is None:
+        found = {name: last.get(f"{name}_total", {}) for name in ("dropped", "failed", "unscored")}
+    else:
+        found = {"dropped": counts.dropped, "failed": counts.failed, "unscored": counts.unscored}
+    return [
+        f"{name:<12} {sum(reasons.values())} {'samples' if name == 'unscored' else 'groups'} ({by_reason(reasons)})"
+        for name, reasons in found.items()
+        if reasons
+    ]
+
+
+def _warnings(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The newest stretch of each kind of trouble, and how many there were."""
+    stretches: dict[str, list[list[Mapping[str, Any]]]] = defaultdict(list)
+    for record in records:
+        if not record["over"]:
+            stretches[record["kind"]].append([record])
+        elif stretches[record["kind"]]:
+            stretches[record["kind"]][-1].append(record)
+    lines = []
+    for found in stretches.values():
+        first, last = found[-1][0], found[-1][-1]
+        until = f"steps {first['step']} to {last['step']}" if last["over"] else f"since step {first['step']}"
+        times = f", {len(found)} times in all" if len(found) > 1 else ""
+        lines.append(f"warning      {until}{times}: {first['text']}")
+    return lines
 
 
 def _step(record: dict[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -15,6 +16,7 @@ from slipstream.config.schema import Config
 from slipstream.config.secrets import redis_password
 from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK, EXIT_USER, LedgerError, UserError
 from slipstream.ledger.client import Ledger
+from slipstream.ledger.counts import Counts
 from slipstream.ledger.server import embedded_server
 from slipstream.lifecycle.life import Life
 from slipstream.run_folder import RunFolder
@@ -38,6 +40,7 @@ class Supervisor:
     Attributes:
         cause: Why the run ended early, in the words of the process that ended it; empty otherwise.
         finished: Whether the ledger calls the run finished, by its steps or by the end of its data.
+        counts: What the ledger said of all groups at the end; None when it could not be asked.
     """
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
@@ -45,6 +48,7 @@ class Supervisor:
         self._folder = folder
         self.cause = ""
         self.finished = False
+        self.counts: Counts | None = None
         self._url = config.redis.url or ""
         self._children: dict[str, Child] = {}
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -185,6 +189,10 @@ class Supervisor:
         valkey = self._children.pop("valkey", None)
         times = {name: drain + more if name == "learner" else drain for name in self._children}
         await asyncio.gather(*(child.stop(times[name]) for name, child in self._children.items()))
+        if self._watchers:  # else no role was started
+            with contextlib.suppress(LedgerError):
+                async with await self._connect() as ledger:
+                    self.counts = await ledger.counts()
         if valkey is not None:
             await valkey.stop(drain)
 
