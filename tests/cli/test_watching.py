@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ import termios
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -20,6 +22,7 @@ from slipstream.cli.report import page
 from slipstream.cli.reported import reported
 from slipstream.cli.series import per_step, thinned
 from slipstream.cli.state import Look, StepsFile
+from slipstream.cli.status import _for_a_person
 from slipstream.cli.top import Watcher, rates_between
 from slipstream.errors import LedgerError
 from slipstream.ledger.counts import Audit, Counts
@@ -32,6 +35,7 @@ COUNTERS = {
     "groups:dropped:stale": "2",
     "groups:rolling": "3",
     "tokens_in": "80",
+    "unscored/timeout": "6",
 }
 
 
@@ -114,6 +118,67 @@ def test_the_picture_shows_stations_lags_and_faults(look):
     assert "limited by generate, 90% of the speed limit" in text
     assert "reward, buffer" in text  # nobody is there
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_samples_without_a_reward_are_those_of_all_groups(look):
+    """A group that is dropped for them is in no step's batch."""
+    assert "timeout 6" in drawn(look)
+    assert "6 samples are unscored (timeout 6)" in _for_a_person(look)
+    assert look.as_json()["unscored"] == {"timeout": 6}
+
+
+def test_what_the_learner_warns_of_is_shown_until_it_is_over(look):
+    cut = {"kind": "cut_off", "step": 5, "text": "raise max_new_tokens", "over": False}
+    warned = replace(look, warnings=[cut])
+    assert "raise max_new_tokens" in drawn(warned)
+    assert "warning: raise max_new_tokens" in _for_a_person(warned)
+    assert warned.as_json()["warnings"] == ["raise max_new_tokens"]
+    assert replace(look, warnings=[cut, cut | {"over": True}]).concerns == []
+
+
+def test_a_run_that_was_ended_from_outside_is_not_said_to_run(look, folder, state):
+    """Its ledger was told nothing, so its last word is that the run runs."""
+    left = replace(look, members=[], held=False)
+    assert left.as_json()["status"] == "stopped"
+    assert left.missing == []
+    told = f"ended from outside; to go on: slipstream resume {look.folder}"
+    assert told in _for_a_person(left)
+    assert "running" not in _for_a_person(left)
+    assert "left" not in _for_a_person(left)  # no time is left to a run that does not go on
+    assert told.split(";")[0] in drawn(left)
+    assert "● stopped" in drawn(left)
+    assert reported(folder, state, None, "", there=False)["sub"].startswith("stopped")
+
+
+@pytest.mark.parametrize("changes", [{"members": []}, {"held": False}])
+def test_a_run_that_anybody_has_in_hand_runs(look, changes):
+    """Roles on other hosts hold no folder here, and an `up` that begins has no members yet."""
+    assert replace(look, **changes).status == "running"
+    ended = replace(look, members=[], held=False, state=msgspec.structs.replace(look.state, status="finished"))
+    assert ended.status == "finished"
+
+
+async def test_top_says_when_the_supervisor_it_watches_has_gone(look, monkeypatch):
+    monkeypatch.setattr(top_module, "EVERY_SECONDS", 0.0)
+    asked, again = asyncio.Event(), asyncio.Event()
+    watcher = Watcher(FakeLedger(), look, gone=lambda: True)  # type: ignore[arg-type]
+
+    async def fails() -> Look:
+        if asked.is_set():
+            again.set()
+            await asyncio.Event().wait()
+        asked.set()
+        raise LedgerError("no answer")
+
+    async with asyncio.timeout(30):
+        following = asyncio.create_task(watcher.follow(fails))
+        await again.wait()
+    following.cancel()
+    console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
+    console.print(picture(watcher.view(), 110))
+    text = console.export_text()
+    assert "● stopped" in text
+    assert "ended from outside" in text
 
 
 def test_an_empty_run_and_a_narrow_terminal_can_be_drawn(look):

@@ -134,3 +134,15 @@ def wish(run, what: str) -> None:
         "asyncio.run(ask())"
     )
     subprocess.run([sys.executable, "-c", code, str(run.folder), what], check=True, timeout=60)
+
+
+def test_a_run_whose_supervisor_was_killed_is_said_to_be_stopped(stack, simulated):
+    run = stack().up(*simulated, "run.steps=100000", "learner.checkpoint.every=2")
+    run.until_step(3)
+    assert json.loads(slipstream("status", str(run.folder), "--json"))["status"] == "running"
+    run.process.kill()
+    run.process.wait()
+    run.assert_gone()
+    assert json.loads(slipstream("status", str(run.folder), "--json"))["status"] == "stopped"
+    assert f"slipstream resume {run.folder}" in slipstream("status", str(run.folder))
+    assert "ended from outside" in slipstream("top", str(run.folder), "--once")

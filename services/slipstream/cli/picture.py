@@ -13,8 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.cli.state import Look, newest_evaluations
-from slipstream.cli.status import duration
+from slipstream.cli.state import STOPPED, Look, newest_evaluations
+from slipstream.cli.status import duration, stopped
+from slipstream.ledger.counts import by_reason
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ACCENT, _QUIET, _GOOD, _BAD, _WARM = "cyan", "bright_black", "green", "red", "yellow"
@@ -68,8 +69,9 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None, hig
 
 def _head(look: Look, away: bool) -> RenderableType:
     state = look.state
-    colour = _BAD if away else {"running": _GOOD, "paused": _WARM, "finished": _ACCENT}[state.status]
-    status = f"{state.status} when last heard of" if away else state.status
+    colours = {"running": _GOOD, "paused": _WARM, "finished": _ACCENT, STOPPED: _BAD}
+    colour = _BAD if away else colours[look.status]
+    status = f"{look.status} when last heard of" if away and look.status != STOPPED else look.status
     grid = Table.grid(expand=True)
     grid.add_column()
     grid.add_column(justify="right")
@@ -77,7 +79,7 @@ def _head(look: Look, away: bool) -> RenderableType:
         ("slipstream ", "bold"), (look.name, f"bold {_ACCENT}"), "  ", (f"● {status}", colour)
     )
     of = f" of {look.planned}" if look.planned else ""
-    runs = state.status == "running" and not away
+    runs = look.status == "running" and not away
     left = f"   {duration(look.seconds_left)} left" if look.seconds_left and runs else ""
     grid.add_row(title, Text.assemble(f"step {state.step}{of}   version {state.version}", (left, _QUIET)))
     if not look.planned:
@@ -207,10 +209,12 @@ def _faults(look: Look) -> Panel:
     holds = Text("holds", _GOOD) if conservation.holds else Text("DOES NOT HOLD", f"bold {_BAD}")
     table.add_row(Text("equation", _QUIET), holds)
     for label, reasons in (("dropped", counts.dropped), ("failed", counts.failed)):
-        text = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items())) or "none"
-        table.add_row(Text(label, _QUIET), Text(text, _WARM if reasons else ""))
-    unscored = sum(step.get("unscored", 0) for step in look.steps[-20:])
-    table.add_row(Text("unscored", _QUIET), Text(f"{unscored} in the last 20 steps", _WARM if unscored else ""))
+        table.add_row(Text(label, _QUIET), Text(by_reason(reasons) or "none", _WARM if reasons else ""))
+    recent = sum(step.get("unscored", 0) for step in look.steps[-20:])
+    unscored = f"{by_reason(counts.unscored)}; {recent} of them in the last 20 steps" if counts.unscored else ""
+    table.add_row(Text("unscored", _QUIET), Text(unscored or "none", _WARM if unscored else ""))
+    for text in look.concerns:
+        table.add_row(Text("warning", _QUIET), Text(text, _WARM))
     if look.state.failures_in_row:
         table.add_row(
             Text("failing", _QUIET),
@@ -225,8 +229,10 @@ def _faults(look: Look) -> Panel:
 def _foot(view: View) -> RenderableType:
     keys = Text("  ").join(Text.assemble((f" {key} ", "reverse"), f" {what}") for key, what in KEYS)
     note = Text(view.ask or view.note, f"bold {_WARM}" if view.ask else _QUIET)
-    away = Text(f"{view.away}\nif the run has ended, `slipstream report` shows it; q quits", _BAD)
-    return Group(keys, note, away if view.away else Text(""))
+    away = f"{view.away}\nif the run has ended, `slipstream report` shows it; q quits" if view.away else ""
+    if view.look.status == STOPPED:
+        away = stopped(view.look)
+    return Group(keys, note, Text(away, _BAD))
 
 
 def _side_by_side(left: RenderableType, right: RenderableType) -> Table:

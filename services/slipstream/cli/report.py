@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.looking import find_run, open_ledger
 from slipstream.cli.reported import reported
+from slipstream.cli.state import live_members
 from slipstream.errors import EXIT_OK, LedgerError, UserError
 from slipstream.run_folder import RunFolder
 
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 def report(options: argparse.Namespace) -> int:
     """Write the page of a run, live or ended; without its ledger the page says so and holds the rest."""
     folder, _ = find_run(options.run)
-    state, audit, missing = asyncio.run(_book(options.run))
+    state, audit, missing, there = asyncio.run(_book(options.run))
     target = Path(options.output)
     try:
-        target.write_text(page(reported(folder, state, audit, missing)), encoding="utf-8")
+        target.write_text(page(reported(folder, state, audit, missing, there)), encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"--output: {target} cannot be written ({error.strerror})", "name another file"
@@ -37,13 +38,15 @@ def report(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-async def _book(run: str) -> tuple[RunState | None, Audit | None, str]:
-    """The ledger's word, or why there is none: a report is worth having without it."""
+async def _book(run: str) -> tuple[RunState | None, Audit | None, str, bool]:
+    """The ledger's word, or why there is none: a report is worth having without it. At last, whether the run is in
+    anybody's hands."""
     try:
-        async with open_ledger(run) as (_, ledger):
-            return await ledger.state(), await ledger.audit(), ""
+        async with open_ledger(run) as (folder, ledger):
+            there = folder.held_elsewhere or bool(await live_members(folder, ledger))
+            return await ledger.state(), await ledger.audit(), "", there
     except (LedgerError, UserError) as error:
-        return None, None, f"The ledger cannot be read: {error}"
+        return None, None, f"The ledger cannot be read: {error}", False
 
 
 def page(data: dict[str, Any]) -> str:

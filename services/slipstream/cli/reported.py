@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.series import MOST_POINTS, per_step, thinned
-from slipstream.cli.state import newest_evaluations
+from slipstream.cli.state import newest_evaluations, status_of
 from slipstream.cli.status import duration
+from slipstream.ledger.counts import by_reason
 from slipstream.run_folder import RunFolder, line_of_descent, read_lines
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ _TERMS = {
 }
 
 
-def reported(folder: RunFolder, state: RunState | None, audit: Audit | None, missing: str) -> dict[str, Any]:
+def reported(
+    folder: RunFolder, state: RunState | None, audit: Audit | None, missing: str, there: bool = True
+) -> dict[str, Any]:
     """Everything of the page.
 
     Args:
@@ -38,6 +41,7 @@ def reported(folder: RunFolder, state: RunState | None, audit: Audit | None, mis
         state: Where the ledger says that the run stands, if it could be read.
         audit: Its recount.
         missing: Why there is none.
+        there: Whether the run is in anybody's hands.
     """
     steps = line_of_descent(read_lines(folder.steps))
     evaluations = read_lines(folder.evaluations)
@@ -45,7 +49,7 @@ def reported(folder: RunFolder, state: RunState | None, audit: Audit | None, mis
     rewards = [step["reward"] for step in steps]
     return {
         "run": folder.name,
-        "sub": _sub(steps, state),
+        "sub": _sub(steps, state, there),
         "lead": _lead(steps),
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "release": _release(),
@@ -69,8 +73,8 @@ def reported(folder: RunFolder, state: RunState | None, audit: Audit | None, mis
     }
 
 
-def _sub(steps: Steps, state: RunState | None) -> str:
-    status = "" if state is None else state.status
+def _sub(steps: Steps, state: RunState | None, there: bool) -> str:
+    status = "" if state is None else status_of(state, there)
     if state is not None and state.finish_reason:
         status += f" ({state.finish_reason})"
     made = f"{len(steps)} steps, version {steps[-1]['version']}" if steps else "no step yet"
@@ -230,12 +234,12 @@ def _equation(audit: Audit) -> dict[str, Any]:
 
 
 def _term(name: str, states: Sequence[str], counts: Counts) -> dict[str, Any]:
-    by_reason = {"dropped": counts.dropped, "failed": counts.failed}.get(name, {})
+    reasons = {"dropped": counts.dropped, "failed": counts.failed}.get(name, {})
     return {
         "name": name,
         "groups": sum(counts.groups[state] for state in states),
         "tokens": sum(counts.tokens[state] for state in states),
-        "reasons": ", ".join(f"{reason} {count}" for reason, count in sorted(by_reason.items())),
+        "reasons": by_reason(reasons),
     }
 
 

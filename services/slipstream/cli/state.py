@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from slipstream.ledger.records import MemberInfo, RunState
 
 ROLES = ("rollout", "reward", "buffer", "learner")
+STOPPED = "stopped"
 _RECENT = 10
 
 
@@ -45,7 +46,7 @@ class StepsFile:
 
 @dataclass(frozen=True)
 class Look:
-    """A run at one moment."""
+    """A run at one moment. `held` says whether somebody's `up` has the run in hand."""
 
     name: str
     folder: Path
@@ -55,6 +56,19 @@ class Look:
     state: RunState
     counts: Counts
     members: list[MemberInfo]
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    held: bool = True
+
+    @property
+    def status(self) -> str:
+        """The ledger's word, but `stopped` for a run that was ended from outside before it had finished."""
+        return status_of(self.state, self.held or bool(self.members))
+
+    @property
+    def concerns(self) -> list[str]:
+        """What the learner says is wrong with the run now."""
+        newest = {record["kind"]: record for record in self.warnings}
+        return [record["text"] for record in newest.values() if not record["over"]]
 
     @property
     def last(self) -> dict[str, Any]:
@@ -78,9 +92,9 @@ class Look:
 
     @property
     def missing(self) -> list[str]:
-        """Roles of which nobody is there, in a run that is not finished."""
+        """Roles of which nobody is there, in a run that goes on."""
         there = {member.role for member in self.members}
-        return [] if self.state.status == "finished" else [role for role in ROLES if role not in there]
+        return [] if self.status in ("finished", STOPPED) else [role for role in ROLES if role not in there]
 
     def as_json(self) -> dict[str, Any]:
         """For scripts: plain values; a name's meaning never changes."""
@@ -88,7 +102,7 @@ class Look:
         return {
             "run": self.name,
             "folder": str(self.folder),
-            "status": self.state.status,
+            "status": self.status,
             "finish_reason": self.state.finish_reason,
             "step": self.state.step,
             "planned_steps": self.planned,
@@ -114,6 +128,8 @@ class Look:
             "tokens": {**counts.tokens, "discarded": counts.tokens_discarded},
             "dropped": counts.dropped,
             "failed": counts.failed,
+            "unscored": counts.unscored,
+            "warnings": self.concerns,
             "equation": {"holds": conservation.holds, "line": conservation.line},
             "failures_in_row": self.state.failures_in_row,
             "last_failure": self.state.last_failure,
@@ -144,8 +160,20 @@ async def look_at(
         evaluations=read_lines(folder.evaluations),
         state=await ledger.state(),
         counts=await ledger.counts(),
-        members=await ledger.members(),
+        members=await live_members(folder, ledger),
+        warnings=read_lines(folder.warnings),
+        held=folder.held_elsewhere,
     )
+
+
+async def live_members(folder: RunFolder, ledger: Ledger) -> list[MemberInfo]:
+    """Who takes part. Of a server that was started to look at its files nobody does, whatever leases they hold."""
+    return [] if folder.held_here else await ledger.members()
+
+
+def status_of(state: RunState, there: bool) -> str:
+    """The ledger's word; but where nobody is there, a run that has not finished was ended from outside."""
+    return state.status if there or state.status == "finished" else STOPPED
 
 
 def newest_evaluations(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

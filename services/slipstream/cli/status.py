@@ -7,9 +7,10 @@ import asyncio
 import json
 
 from slipstream.cli.looking import open_ledger
-from slipstream.cli.state import Look, look_at
+from slipstream.cli.state import STOPPED, Look, look_at
 from slipstream.config.load import load_recorded
 from slipstream.errors import EXIT_OK
+from slipstream.ledger.counts import by_reason
 
 
 def status(options: argparse.Namespace) -> int:
@@ -27,10 +28,12 @@ async def _look(run: str) -> Look:
 
 def _for_a_person(look: Look) -> str:
     state, last = look.state, look.last
-    head = f"{look.name}: {state.status}{f' ({state.finish_reason})' if state.finish_reason else ''}"
+    head = f"{look.name}: {look.status}{f' ({state.finish_reason})' if state.finish_reason else ''}"
     lines = [
         f"{head}, step {state.step}{f' of {look.planned}' if look.planned else ''}, version {state.version}"
     ]
+    if look.status == STOPPED:
+        lines.append(stopped(look))
     if last:
         lines.append(
             f"reward {last['reward']:.3f}, {last['length']:.0f} tokens a completion, age {last['age_mean']:.1f} "
@@ -41,17 +44,26 @@ def _for_a_person(look: Look) -> str:
         lines.append(
             f"limited by {last['bottleneck']}; loads: {loads}; {last['limit_ratio']:.0%} of the speed limit"
         )
-    if look.seconds_left and state.status == "running":
+    if look.seconds_left and look.status == "running":
         lines.append(f"about {duration(look.seconds_left)} left")
     lines.append(look.counts.conservation().line)
+    if look.counts.unscored:
+        samples = sum(look.counts.unscored.values())
+        lines.append(f"{samples} samples are unscored ({by_reason(look.counts.unscored)})")
+    lines += [f"warning: {text}" for text in look.concerns]
     for member in look.members:
         served = f"version {member.version}" if member.version >= 0 else ""
         lines.append(f"  {member.id:<12} {member.host}:{member.pid}  {served}".rstrip())
-    if look.missing and state.status == "running":
+    if look.missing and look.status == "running":
         lines.append(f"nobody is there as {', '.join(look.missing)}")
     if state.failures_in_row:
         lines.append(f"{state.failures_in_row} failed attempts in a row; the last: {state.last_failure}")
     return "\n".join(lines)
+
+
+def stopped(look: Look) -> str:
+    """What a stop means and how to go on."""
+    return f"nobody is there: it was ended from outside; to go on: slipstream resume {look.folder}"
 
 
 def duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ import termios
 import time
 import tty
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -51,7 +52,8 @@ async def _top(run: str, console: Console, once: bool) -> None:
         if not once:  # one who starts a run and looks at it is here before its learner
             with console.status("waiting for the learner to open the run"):
                 await ledger.state(wait_s=OPEN_SECONDS)
-        watcher = Watcher(ledger, await look())
+        embedded = config.redis.url is None
+        watcher = Watcher(ledger, await look(), gone=lambda: embedded and not folder.in_use)
         if once:
             console.print(picture(watcher.view(), console.width))
             return
@@ -72,14 +74,20 @@ async def _top(run: str, console: Console, once: bool) -> None:
 class Watcher:
     """Turns looks into views and keys into wishes.
 
+    Args:
+        ledger: The run's.
+        look: The first.
+        gone: Whether nobody can have the run in hand any more; asked when its ledger does not answer.
+
     Attributes:
         over: Whether `q` was pressed.
         note: What the last key did.
     """
 
-    def __init__(self, ledger: Ledger, look: Look) -> None:
+    def __init__(self, ledger: Ledger, look: Look, gone: Callable[[], bool] = lambda: False) -> None:
         self._ledger = ledger
         self._look = look
+        self._gone = gone
         self._rates: dict[str, dict[str, float]] = {}
         self._ask = ""
         self._away = ""
@@ -94,6 +102,8 @@ class Watcher:
                 self.show(await look())
             except LedgerError as error:
                 self._away = f"no answer from the ledger since {time.strftime('%H:%M:%S')}: {error}"
+                if self._gone():
+                    self._look = replace(self._look, members=[], held=False)
 
     def show(self, look: Look) -> None:
         """Take in a new look."""
