@@ -96,10 +96,17 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
     close(adv.rloo(rewards(1, 0, 0.5, None), groups(0, 0, 0, 0)), 1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0)
 
 
-def test_batch_scaling_divides_by_the_std_of_all_rewards() -> None:
-    values = rewards(1, 0, 3, 3)
-    deviation = float(values.std(correction=0))
-    close(adv.batch_scaled(values, groups(0, 0, 1, 1)), 0.5 / deviation, -0.5 / deviation, 0, 0)
+def test_batch_scaling_divides_by_the_std_of_the_batchs_advantages() -> None:
+    """ScaleRL: centred [0.5, -0.5, 0, 0] with a std of sqrt(1/8); the std of the rewards would be 1.3."""
+    scaled_B = adv.batch_scaled(rewards(1, 0, 3, 3), groups(0, 0, 1, 1), epsilon=0.0)
+    close(scaled_B, math.sqrt(2), -math.sqrt(2), 0, 0)
+
+
+def test_batch_scaling_leaves_unscored_samples_out_and_subtracts_no_batch_mean() -> None:
+    centred = [2 / 3, -1 / 3, -1 / 3, 0.5, -0.5]
+    deviation = math.sqrt((6 / 9 + 0.5) / 5)
+    scaled_B = adv.batch_scaled(rewards(1, 0, 0, None, 1, 0), groups(0, 0, 0, 0, 1, 1), epsilon=0.0)
+    close(scaled_B, *[each / deviation for each in centred[:3]], 0, *[each / deviation for each in centred[3:]])
 
 
 def test_gdpo_normalises_each_component_before_it_adds_them() -> None:

@@ -10,18 +10,38 @@ MODES = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length", "longest
 
 
 def aggregate(
-    mode: str, loss_BT: torch.Tensor, mask_BT: torch.Tensor, groups_B: torch.Tensor, horizon: int
+    mode: str,
+    loss_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    groups_B: torch.Tensor,
+    horizon: int,
+    tokens_B: torch.Tensor | None = None,
 ) -> float:
-    scale_BT = token_scales(mode, mask_BT, groups_B, horizon)  # type: ignore[arg-type]
+    tokens_B = mask_BT.sum(1) if tokens_B is None else tokens_B
+    scale_BT = token_scales(mode, mask_BT, groups_B, tokens_B, horizon)  # type: ignore[arg-type]
     return float((scale_BT * loss_BT).sum())
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_sequence_leaves_numerator_and_denominator(mode: str) -> None:
-    """Case 48: two completions of 4 tokens with loss 1 each token, the second masked."""
+    """Case 48: two completions of 4 tokens with loss 1 each token, the second masked.
+
+    The divisors that are sizes of the batch stay: 2 samples times 4 tokens.
+    """
     mask_BT = torch.tensor([[True] * 4, [False] * 4])
-    expected = 4.0 if mode == "sequence_sum" else 1.0
-    assert aggregate(mode, torch.ones(2, 4), mask_BT, torch.tensor([0, 1]), horizon=4) == expected
+    expected = {"sequence_sum": 4.0, "fixed_length": 0.5, "longest": 0.5}.get(mode, 1.0)
+    sampled_B = torch.tensor([4, 4])
+    assert aggregate(mode, torch.ones(2, 4), mask_BT, torch.tensor([0, 1]), 4, sampled_B) == expected
+
+
+@pytest.mark.parametrize(("mode", "divisor"), [("fixed_length", 4 * 10), ("longest", 4 * 6)])
+def test_masks_leave_a_constant_divisor_alone(mode: str, divisor: int) -> None:
+    """Four scored samples of 6 tokens and an unscored one; whatever is masked, a token weighs the same."""
+    tokens_B, groups_B = torch.tensor([6, 6, 6, 6, -1]), torch.tensor([0, 0, 1, 1, 1])
+    for live in (1, 2, 4):
+        mask_BT = (torch.arange(5) < live)[:, None].expand(5, 6)
+        scale_BT = token_scales(mode, mask_BT, groups_B, tokens_B, 10)  # type: ignore[arg-type]
+        assert scale_BT[:live].tolist() == [[1 / divisor] * 6] * live
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -29,7 +49,8 @@ def test_everything_masked_is_zero(mode: str) -> None:
     """Case 49."""
     mask_BT = torch.zeros(3, 4, dtype=torch.bool)
     assert aggregate(mode, torch.ones(3, 4), mask_BT, torch.tensor([0, 1, 1]), horizon=4) == 0
-    assert token_scales(mode, mask_BT[:0], torch.tensor([], dtype=torch.long), 4).numel() == 0  # type: ignore[arg-type]
+    none_B = torch.tensor([], dtype=torch.long)
+    assert token_scales(mode, mask_BT[:0], none_B, none_B, 4).numel() == 0  # type: ignore[arg-type]
 
 
 def test_token_mean_is_no_mean_of_means() -> None:
@@ -69,7 +90,9 @@ def test_prompt_mean_counts_each_group_once() -> None:
 
 def test_fixed_length_needs_a_horizon() -> None:
     with pytest.raises(ValueError, match="fixed_length needs a positive horizon, got None"):
-        token_scales("fixed_length", torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]), None)
+        token_scales(
+            "fixed_length", torch.ones(1, 1, dtype=torch.bool), torch.tensor([0]), torch.tensor([1]), None
+        )
 
 
 def test_masks_come_from_lengths_even_if_pad_is_eos() -> None:

@@ -172,9 +172,49 @@ def test_dppo_topk_counts_the_rest_as_one_class() -> None:
         for bound, masked in ((divergence * 0.999, True), (divergence * 1.001, False)):
             result = run(
                 lambda t, k=kind, b=bound: sampler.dppo(t, k, b, b), [[0.5]], [[0.3]], 1.0,
-                head_BTK=head, head_sampler_BTK=head_sampler,
+                head_BTK=head, head_sampler_BTK=head_sampler, in_head_BT=torch.tensor([[True]]),
             )[2]  # fmt: skip
             assert result.high_BT.tolist() == [[masked]]
+
+
+def test_dppo_topk_takes_the_sampled_token_as_a_class_of_its_own_beside_the_head() -> None:
+    """Head {0.5, 0.1}, sampled token 0.3 -> 0.05 outside of it, rest; one class for both hid 0.25 of the move."""
+    p, q = [0.5, 0.1, 0.3, 0.1], [0.5, 0.1, 0.05, 0.35]
+    head, head_sampler = (torch.tensor([[x[:2]]], dtype=torch.float64).log() for x in (p, q))
+    tv = sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
+    kl = sum(b * math.log(b / a) for a, b in zip(p, q, strict=True))
+    assert tv == pytest.approx(0.25)
+    for kind, divergence in (("topk_tv", tv), ("topk_kl", kl)):
+        for bound, masked in ((divergence * 0.999, True), (divergence * 1.001, False)):
+            result = run(
+                lambda t, k=kind, b=bound: sampler.dppo(t, k, b, b), [[0.3]], [[0.05]], 1.0,
+                head_BTK=head, head_sampler_BTK=head_sampler, in_head_BT=torch.tensor([[False]]),
+            )[2]  # fmt: skip
+            assert result.high_BT.tolist() == [[masked]]
+
+
+def test_dppo_topk_leaves_the_padding_of_a_short_head_out() -> None:
+    """The second entry pads: whatever the learner gives its id, it is part of the rest."""
+    head = torch.tensor([[[0.5, 0.4]]], dtype=torch.float64).log()
+    head_sampler = torch.tensor([[[0.45, 0.0]]], dtype=torch.float64).log()
+    for bound, masked in ((0.049, True), (0.051, False)):
+        result = run(
+            lambda t, b=bound: sampler.dppo(t, "topk_tv", b, b), [[0.5]], [[0.45]], 1.0,
+            head_BTK=head, head_sampler_BTK=head_sampler, in_head_BT=torch.tensor([[True]]),
+        )[2]  # fmt: skip
+        assert result.high_BT.tolist() == [[masked]]
+
+
+def test_vespo_clamps_the_log_of_the_product_and_none_of_its_factors() -> None:
+    """log u of 30 and -29: W = e, whose phi for A >= 0 is e^(2 + 3 (1 - e)); two clamped factors would give W = 1."""
+    pi_BT = torch.tensor([[-1.0, -30.0]], dtype=torch.float64, requires_grad=True)
+    log_u_BT = torch.tensor([[30.0, -29.0]], dtype=torch.float64)
+    mask_BT = torch.ones(1, 2, dtype=torch.bool)
+    terms = Terms(pi_BT, pi_BT.detach() - log_u_BT, log_u_BT, log_u_BT, torch.ones(1, 2).double(), mask_BT)
+    sampler.vespo(terms).loss_BT.sum().backward()
+    phi = math.exp(2 + 3 * (1 - math.e))
+    assert pi_BT.grad is not None
+    close(pi_BT.grad, [[-phi, -phi]])
 
 
 def test_dppo_topk_says_when_the_head_is_missing() -> None:

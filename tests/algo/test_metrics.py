@@ -102,8 +102,8 @@ def test_cispo_caps_a_weight_and_keeps_the_gradient() -> None:
 
 def test_dro_has_a_gradient_without_an_advantage() -> None:
     assert weights_of("dro", advantage="mean_only")[NAME + "gradient_tokens"] == 3
-    assert weights_of("grpo")[NAME + "gradient_tokens"] == 3
-    assert weights_of("grpo", advantage="mean_only")[NAME + "gradient_tokens"] == 0
+    assert weights_of("tis")[NAME + "gradient_tokens"] == 3
+    assert weights_of("tis", advantage="mean_only")[NAME + "gradient_tokens"] == 0
 
 
 @pytest.mark.parametrize(("size", "expected"), [(2, 0.702), (4, 0.449), (8, 0.201)])

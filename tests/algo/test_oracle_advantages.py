@@ -46,8 +46,11 @@ def test_group_scaling_is_that_of_trl_with_unscored_samples() -> None:
     assert not ours_B[8:].any()  # tied
 
 
-def test_batch_scaling_is_that_of_trl() -> None:
-    close(adv.batch_scaled(REWARDS, GROUPS, "sample", 1e-4), TRL["advantages/batch"])
+def test_batch_scaling_is_that_of_trl_but_for_what_the_std_is_of() -> None:
+    """Theirs is the std of the batch's rewards, ours, as in ScaleRL, that of its advantages."""
+    centred_B, scored_B = adv.mean_only(REWARDS, GROUPS), REWARDS.isfinite()
+    theirs, ours = REWARDS[scored_B].std() + 1e-4, centred_B[scored_B].std() + 1e-4
+    close(adv.batch_scaled(REWARDS, GROUPS, "sample", 1e-4) * ours / theirs, TRL["advantages/batch"])
 
 
 def test_mean_only_is_that_of_trl() -> None:

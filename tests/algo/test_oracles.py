@@ -3,10 +3,11 @@
 tests/oracles/ holds the scripts that ran those packages, and describes the four batches. Where conventions
 differ, the exact relation is stated here:
 
-- *Clamp.* This project clamps each log-ratio to +-20 before anything else. verl does so in most places, TRL
-  nowhere (VESPO excepted). Ours on `beyond` (up to +-30) is compared with verl's on the same batch, or, where the
-  other side has no clamp, with theirs on `bounded`: the same learner, with the other policies moved so that no
-  log-ratio exceeds 20. A term that takes its gradient through the ratio has none beyond the clamp.
+- *Clamp.* This project clamps a log-ratio to +-20 where it is exponentiated, after sums and means. verl does so in
+  most places, TRL nowhere (VESPO excepted). Ours on `beyond` (up to +-30) is compared with theirs on the same batch
+  where they have the same clamp or what is exponentiated stays inside it, else with theirs on `bounded`: the same
+  learner, with the other policies moved so that no log-ratio exceeds 20. A term that takes its gradient through the
+  ratio has none beyond the clamp.
 - *Empty sequences.* TRL's mean over sequences counts those without any token in the mask; ours and verl's don't.
 - *Anchor.* A loss that both packages take against their "old" policy is anchored at the sampler here (VESPO,
   DPPO, DRO): the old policy is handed in as the sampler.
@@ -43,6 +44,7 @@ INPUTS, TRL, VERL = (
 MASK = INPUTS["mask"]
 LIVE = float(MASK.any(1).sum() / len(MASK))  # share of sequences with any token
 ALL = ("plain", "extreme", "beyond")
+MEANS = ("plain", "extreme", "bounded")  # for a mean over log-ratios, which no clamp of one of them replaces
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Case:
     """Our settings for a case of theirs.
 
     `scale` times theirs is ours; `live`: the gradient goes through the ratio; `sampler`: which policy is ours;
-    `clamped`: they clamp as we do; `silent`: all advantages are 0.
+    `clamped`: they clamp as we do, or neither meets a clamp; `silent`: all advantages are 0.
     """
 
     fields: dict[str, Any]
@@ -126,32 +128,36 @@ TRL_CASES = {
     "bnpo": Case(CLIP, live=True),
     "dapo": Case(CLIP, live=True),
     "accumulated": Case(CLIP, live=True),  # two micro-batches of theirs, added
-    "dr_grpo": Case(CLIP | FIXED, 1 / LIVE, live=True),
+    "dr_grpo": Case(CLIP | FIXED, live=True),
     "two_sided": Case(CLIP | {"dual_clip": 4.0}, live=True),
-    "gspo": Case(GSPO | SEQUENCE_MEAN, 1 / LIVE),
-    "gspo_token_mean": Case(GSPO),
-    "gspo_fixed": Case(GSPO | FIXED, 1 / LIVE),
-    "luspo": Case(GSPO | SEQUENCE_SUM, 1 / LIVE),
+    "gspo": Case(GSPO | SEQUENCE_MEAN, 1 / LIVE, batches=MEANS),
+    "gspo_token_mean": Case(GSPO, batches=MEANS),
+    "gspo_fixed": Case(GSPO | FIXED, batches=MEANS),
+    "luspo": Case(GSPO | SEQUENCE_SUM, 1 / LIVE, batches=MEANS),
     "luspo_token": Case(CLIP | SEQUENCE_SUM, 1 / LIVE, live=True),
     "cispo": Case(CISPO),
     "sapo": Case({"loss": "sapo"} | SEQUENCE_MEAN, 1 / LIVE, live=True),
-    "vespo": Case({"loss": "vespo"}, sampler="old"),
-    # They clamp log(pi / old) and log(old / mu) apart, we log(pi / mu): the same as long as neither is reached.
+    # They clamp the log-ratios and then their sum, we the sum alone.
+    "vespo": Case({"loss": "vespo"}, sampler="old", batches=MEANS),
+    # They clamp the sums of log(pi / old) and log(old / mu) apart, we that of log(pi / mu): the same inside both.
     "vespo_vllm": Case({"loss": "vespo"}, batches=("plain",)),
-    # The mean is over log(mu / pi), of which they clamp no part.
-    "opsm": Case(CLIP | {"off_policy_delta": 0.05}, batches=("plain",)),
+    "opsm": Case(CLIP | {"off_policy_delta": 0.05}, live=True),
     # Beyond the clamp our KL keeps a gradient and our surrogate does not: there the KL is compared alone.
-    "kl": Case(CLIP | {"kl_beta": 0.04}, batches=("plain", "extreme")),
-    "kl_grpo": Case(CLIP | SEQUENCE_MEAN | {"kl_beta": 0.04}, 1 / LIVE, batches=("plain", "extreme")),
+    "kl": Case(CLIP | {"kl_beta": 0.04, "kl_kind": "k3"}, batches=("plain", "extreme")),
+    "kl_grpo": Case(
+        CLIP | SEQUENCE_MEAN | {"kl_beta": 0.04, "kl_kind": "k3"}, 1 / LIVE, batches=("plain", "extreme")
+    ),
     "kl_bias_corrected": Case(CLIP | {"kl_beta": 0.04, "kl_kind": "k3_weighted"}, batches=("plain", "extreme")),
-    "kl_alone": Case({"kl_beta": 1.0}, silent=True),
-    "kl_alone_bias_corrected": Case({"kl_beta": 1.0, "kl_kind": "k3_weighted"}, silent=True),
+    "kl_alone": Case({"kl_beta": 1.0, "kl_kind": "k3"}, batches=("plain", "extreme"), silent=True),
+    "kl_alone_bias_corrected": Case(
+        {"kl_beta": 1.0, "kl_kind": "k3_weighted"}, batches=("plain", "extreme"), silent=True
+    ),
     "token_truncate": Case(CLIP | tis("token", 2.0), live=True),
     "token_truncate_low": Case(CLIP | tis("token", 2.0, 0.5), live=True),
     "token_mask": Case(CLIP | tis("token", 5.0, 0.5, "mis"), live=True),
     "sequence_truncate": Case(CLIP | tis("product", 3.0, 0.1), live=True),
     "sequence_mask": Case(CLIP | SEQUENCE_MEAN | tis("product", 2.0, 0.5, "mis"), 1 / LIVE, live=True),
-    "gspo_sequence_truncate": Case(GSPO | SEQUENCE_MEAN | tis("product", 3.0, 0.1), 1 / LIVE),
+    "gspo_sequence_truncate": Case(GSPO | SEQUENCE_MEAN | tis("product", 3.0, 0.1), 1 / LIVE, batches=MEANS),
     "cispo_token_truncate": Case(CISPO | tis("token", 2.0, 0.1)),
 }
 
@@ -167,8 +173,8 @@ VERL_CASES = {
     "vanilla": Case(CLIP, live=True, clamped=True),
     "vanilla_sequence_mean": Case(CLIP | SEQUENCE_MEAN, live=True, clamped=True),
     "vanilla_sequence_sum": Case(CLIP | SEQUENCE_SUM, live=True, clamped=True),
-    "vanilla_fixed": Case(CLIP | FIXED, live=True, clamped=True),
-    "vanilla_padded": Case(CLIP | {"aggregation": "longest"}, live=True, clamped=True),
+    "vanilla_fixed": Case(CLIP | FIXED, LIVE, live=True, clamped=True),
+    "vanilla_padded": Case(CLIP | {"aggregation": "longest"}, LIVE, live=True, clamped=True),
     "dual_clip": Case(CLIP | {"dual_clip": 3.0}, live=True, clamped=True),
     "dppo_tv": Case({"loss": "dppo_tv", "dppo_high": 0.1}, sampler="old", clamped=True),
     "dppo_kl": Case({"loss": "dppo_kl", "dppo_high": 0.1}, sampler="old", clamped=True),
@@ -176,20 +182,19 @@ VERL_CASES = {
     "gspo_token_mean": Case(GSPO, batches=("plain",)),
     "sapo": Case({"loss": "sapo"} | SEQUENCE_MEAN, live=True, clamped=True),
     "gpg": Case({"loss": "reinforce"}),
-    "dro": Case({"loss": "dro", "dro_beta": 0.2}, sampler="old", batches=("plain", "extreme")),
+    "dro": Case({"loss": "dro", "dro_beta": 0.2}, sampler="old", batches=MEANS),
     "cispo": Case(CISPO, clamped=True),  # theirs has a lower bound of 1 - 10
     "cispo_low": Case({"loss": "cispo", **CLIP}, clamped=True),
     "is_token": Case(CLIP | tis("token", 2.0), live=True, clamped=True),
     "is_token_icepop": Case(CLIP | tis("token", 5.0, 0.5, "mis"), live=True, clamped=True),
-    # They clamp the sum of log-ratios, we the log-ratios and the sum.
-    "is_sequence": Case(CLIP | tis("product", 2.0), live=True),
-    "is_sequence_icepop": Case(CLIP | tis("product", 2.0, 0.5, "mis"), live=True),
+    "is_sequence": Case(CLIP | tis("product", 2.0), live=True, clamped=True),
+    "is_sequence_icepop": Case(CLIP | tis("product", 2.0, 0.5, "mis"), live=True, clamped=True),
     "is_cispo": Case(CISPO | tis("token", 2.0), clamped=True),
     "is_gspo": Case(GSPO | SEQUENCE_MEAN | tis("product", 2.0), batches=("plain",)),
     "rs_token_k1": Case(CLIP | tis("token", 1 / 0.4, 1 / 1.5, "mis"), live=True, clamped=True),
     # Half the squared log-ratio at most 0.08: the log-ratio within +-0.4.
     "rs_token_k2": Case(CLIP | tis("token", math.exp(0.4), math.exp(-0.4), "mis"), live=True, clamped=True),
-    "rs_seq_sum_k1": Case(CLIP | tis("product", 1 / 0.1, 1 / 20, "mis"), live=True),
+    "rs_seq_sum_k1": Case(CLIP | tis("product", 1 / 0.1, 1 / 20, "mis"), live=True, clamped=True),
     "rs_seq_mean_k1": Case(CLIP | TURNED | {"correction": "raw"}, live=True, clamped=True),
     # The largest half squared log-ratio of a sequence at most 0.18: a veto outside exp(+-0.6).
     "rs_seq_max_k2": Case(
@@ -234,11 +239,13 @@ def test_trl_agrees_on_every_token_that_our_clamp_leaves_alone() -> None:
         close(grad_BT.where(near_BT, 0.0), TRL[f"{name}/beyond/grad"].where(near_BT, 0.0) * case.scale)
 
 
-def test_dro_pulls_back_only_inside_the_clamp() -> None:
-    """Beyond +-20 our quadratic is flat: the value is theirs on `bounded`, and REINFORCE's gradient stays."""
-    loss, grad_BT = run("beyond", VERL_CASES["dro"].fields, sampler="old")
-    close(loss, VERL["dro/bounded/loss"])
-    close(grad_BT, VERL["dro/bounded/grad"].where(inside("beyond"), VERL["gpg/bounded/grad"]))
+def test_dro_pulls_back_however_far_the_learner_is() -> None:
+    """-A + beta log u per token: nothing is exponentiated, so nothing is clamped (verl clamps at +-20)."""
+    _, grad_BT = run("beyond", VERL_CASES["dro"].fields, sampler="old")
+    log_u_BT = (INPUTS["beyond/pi"] - INPUTS["beyond/old"]).where(MASK, 0.0)
+    assert float(log_u_BT.abs().max()) > 20
+    expected_BT = (0.2 * log_u_BT - INPUTS["advantages"][:, None]) / MASK.sum()
+    close(grad_BT, expected_BT.where(MASK, 0.0))
 
 
 def test_rejection_leaves_the_denominator_of_the_whole_batch() -> None:
@@ -271,6 +278,14 @@ def test_ratio_weighted_kl_takes_the_corrections_weight_too() -> None:
     fields = {"kl_beta": 1.0, "kl_kind": "k3_weighted"} | tis("token", 2.0)
     _, grad_BT = run("plain", fields, advantages=torch.zeros_like(INPUTS["advantages"]))
     close(grad_BT, TRL["kl_alone_truncated/plain/grad"] * TRL["kl_alone_truncated/plain/weight"])
+
+
+def test_kl_beyond_the_clamp_has_the_value_of_trl_and_a_finite_gradient() -> None:
+    """Theirs has no clamp: ours logs the same value, and its gradient is theirs where z is moved to +-20."""
+    silent = torch.zeros_like(INPUTS["advantages"])
+    loss, grad_BT = run("beyond", {"kl_beta": 1.0, "kl_kind": "k3"}, advantages=silent)
+    close(loss, TRL["kl_alone/beyond/loss"])
+    close(grad_BT, TRL["kl_alone/bounded/grad"])
 
 
 def test_soft_overlong_penalty_is_that_of_trl() -> None:

@@ -89,6 +89,21 @@ def test_truncated_samples_leave_numerator_and_denominator() -> None:
     assert metric(prepared, "truncated_ratio") == 0.5
 
 
+@pytest.mark.parametrize("aggregation", ["fixed_length", "longest"])
+def test_masked_and_truncated_samples_do_not_change_what_a_token_weighs_under_a_constant_divisor(
+    aggregation: str,
+) -> None:
+    """Dr. GRPO: 4 scored samples of 8 tokens (the fifth is unscored) times the horizon, 8, whatever is masked."""
+    spec = resolve("dr_grpo", {"aggregation": aggregation, "horizon": 8, "mask_truncated": True})
+    for cut, old in ((0, 0), (2, 0), (0, 2), (2, 1)):
+        truncated_B = torch.arange(5) < cut
+        ages_BT = torch.zeros(5, 8, dtype=torch.long)
+        ages_BT[4 - old : 4] = 9
+        batch = simple([0, 1, 0, 1, None], [8] * 5, truncated_B=truncated_B, ages_BT=ages_BT, max_age=2)
+        scale_BT = prepare(spec, batch).scale_BT
+        assert scale_BT[cut:4].tolist() == [[1 / 32] * 8] * (4 - cut)
+
+
 def test_all_truncated_is_no_step_with_finite_metrics() -> None:
     """Case 49."""
     batch = simple([1, 0], [4, 4], truncated_B=torch.tensor([True, True]))
@@ -267,7 +282,7 @@ def test_correction_without_sampler_logprobs_is_never_silently_off() -> None:
     batch = replace(simple([1, 0], [2, 2]), sampler_BT=None)
     with pytest.raises(ValueError, match="the objective needs sampler_BT"):
         objective(resolve("grpo"), prepare(resolve("grpo"), batch), torch.zeros(2, 2))
-    spec = resolve("grpo", {"correction": "none"})
+    spec = resolve("grpo", {"proximal": "none"})
     loss, _ = objective(spec, prepare(spec, batch), torch.zeros(2, 2))
     assert loss.isfinite()
 

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
+import torch
 
+from slipstream.algo.objective import objective
+from slipstream.algo.prepare import Batch, prepare
 from slipstream.algo.recipes import RECIPES, Context, contradictions, resolve
 from slipstream.algo.spec import Objective, describe, invalid
 
@@ -18,8 +21,11 @@ def refused(recipe: str = "grpo", context: Context | None = None, **overrides: o
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_each_recipe_stands_by_itself(recipe: str) -> None:
-    overrides = {"horizon": 512} if recipe == "dr_grpo" else {}
-    assert contradictions(resolve(recipe, overrides), FULL) == ([], [])
+    spec = resolve(recipe, {"horizon": 512} if recipe == "dr_grpo" else {})
+    context = (
+        replace(FULL, n_mini=2) if spec.proximal == "recompute" else FULL
+    )  # a recomputed policy needs a second step
+    assert contradictions(spec, context) == ([], [])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -49,7 +55,7 @@ def test_default_is_grpo() -> None:
         "token_mean",
     )
     assert (spec.clip_low, spec.clip_high) == (0.2, 0.2)
-    assert (spec.correction, spec.correction_level, spec.cap_high) == ("tis", "token", 2.0)
+    assert (spec.correction, spec.proximal) == ("none", "sampler")
 
 
 def test_overrides_win() -> None:
@@ -60,6 +66,45 @@ def test_overrides_win() -> None:
 def test_clipping_of_dapo_acts_on_what_the_sampler_did() -> None:
     """A ratio to this step's own start would be 1, and its clip-higher would be words only."""
     assert resolve("dapo").proximal == "sampler"
+
+
+def test_the_clip_of_plain_grpo_acts_in_one_step_on_a_batch() -> None:
+    """Tokens at pi / mu = 1.1 and 1.5, A > 0: the second is beyond 1 + clip_high and has no gradient."""
+    ratios = torch.tensor([[1.1, 1.5]], dtype=torch.float64)
+    for clip_high, gradient in ((0.2, [[-0.55, 0.0]]), (0.6, [[-0.55, -0.75]])):
+        spec = resolve("grpo", {"advantage": "given", "clip_high": clip_high})
+        one_B = torch.ones(1, dtype=torch.long)
+        batch = Batch(torch.ones(1), one_B, one_B * 2, -1 - ratios.log(), given_B=torch.ones(1))
+        pi_BT = torch.full((1, 2), -1.0, dtype=torch.float64, requires_grad=True)
+        objective(spec, prepare(spec, batch), pi_BT)[0].backward()
+        assert pi_BT.grad is not None
+        torch.testing.assert_close(pi_BT.grad, torch.tensor(gradient, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_recipe_has_a_clip_that_cannot_act(recipe: str) -> None:
+    spec = resolve(recipe)
+    if spec.loss == "clip" and spec.proximal == "none":
+        assert (spec.clip_low, spec.clip_high) == (None, None)
+
+
+def test_a_kl_is_bounded_and_weighted_unless_it_is_set_otherwise() -> None:
+    spec = resolve("grpo", {"kl_beta": 0.1})
+    assert (spec.kl_kind, spec.kl_coeff_clamp) == ("k3_weighted", 5.0)
+    spec = resolve("grpo", {"kl_beta": 0.1, "kl_place": "reward"})
+    assert (spec.kl_kind, spec.kl_coeff_clamp) == ("k3", 5.0)
+    spec = resolve("grpo", {"kl_beta": 0.1, "kl_kind": "k3", "kl_coeff_clamp": None})
+    assert (spec.kl_kind, spec.kl_coeff_clamp) == ("k3", None)
+    assert resolve().kl_coeff_clamp is None
+
+
+def test_what_decoupled_ppo_says_of_areal_is_what_areal_does() -> None:
+    """AReaL masks above its cap; truncating is this recipe's own."""
+    assert "drops tokens above its cap of 5, set correction: mis" in RECIPES["decoupled_ppo"].source
+    assert (RECIPES["decoupled_ppo"].sets["correction"], RECIPES["decoupled_ppo"].sets["cap_high"]) == (
+        "tis",
+        5.0,
+    )
 
 
 def test_unknown_names_are_all_told_with_the_nearest() -> None:
@@ -88,7 +133,8 @@ def test_wrong_values_are_all_told() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, object], Context, str]] = [
-    ("grpo", {"correction": "none"}, Context(max_staleness=1), "max_staleness 1 with no correction"),
+    ("grpo", {"proximal": "none"}, Context(max_staleness=1), "max_staleness 1 with no correction"),
+    ("rloo", {"correction": "none"}, Context(max_staleness=1), "max_staleness 1 with no correction"),
     ("grpo", {}, Context(has_sampler_logprobs=False), "need sampler logprobs, which are off"),
     ("gspo", {"dual_clip": 3.0}, Context(), "dual_clip with the sequence ratio"),
     ("gspo", {"aggregation": "token_mean"}, Context(), "aggregation must be sequence_mean"),
@@ -127,7 +173,12 @@ REFUSED: list[tuple[str, dict[str, object], Context, str]] = [
     ("grpo", {}, Context(staleness_policy="token", has_token_versions=False), "policy token needs per-token"),
     ("approximate_ppo", {}, Context(has_token_versions=False), "approximate needs per-token versions"),
     ("dppo", {"correction": "tis"}, Context(), "corrects twice"),
-    ("grpo", {"proximal": "sampler"}, Context(), "corrects twice"),
+    ("grpo", {"correction": "tis"}, Context(), "set correction: none, or proximal: none"),
+    ("grpo", {"kl_coeff_clamp": 5.0}, Context(), "kl_coeff_clamp 5.0 with kl_beta 0 bounds nothing"),
+    ("grpo", {"kl_beta": 0.1, "kl_coeff_clamp": 20.0}, Context(has_reference=True), "must be under 20"),
+    ("grpo", {"kl_beta": 0.1, "kl_coeff_clamp": 0.0}, Context(has_reference=True), "must be over 0"),
+    ("maxrl", {}, Context(group_size=1), "compares the samples of a group, but group_size is 1"),
+    ("rloo", {}, Context(group_size=1), "compares the samples of a group, but group_size is 1"),
     ("m2po", {"proximal": "none"}, Context(), "m2po_tau needs proximal: recompute"),
     ("dr_grpo", {}, Context(), "fixed_length needs horizon"),
     ("grpo", {"overlong_length": 100}, Context(), "go together"),
@@ -172,12 +223,30 @@ WARNED: list[tuple[str, dict[str, object], Context, str]] = [
     ("dr_grpo", {"horizon": 9}, Context(adam_eps=1e-6), "adam_eps 1e-06 should be 1e-8"),
     ("gspo", {"clip_low": 0.2}, Context(), "loss gspo with a clip of 0.2"),
     ("grpo", {}, Context(min_informative_groups=3, groups_per_step=8), "is under half of 8 groups"),
-    ("grpo", {"kl_beta": 0.1}, Context(has_reference=True), "without kl_coeff_clamp"),
-    ("grpo", {}, Context(n_mini=2), "n_mini 2 with proximal none"),
+    ("grpo", {"kl_beta": 0.1, "kl_coeff_clamp": None}, Context(has_reference=True), "without kl_coeff_clamp"),
+    (
+        "grpo",
+        {"kl_beta": 0.1, "kl_coeff_clamp": None, "kl_place": "reward"},
+        Context(has_reference=True),
+        "without kl_coeff_clamp",
+    ),
+    ("tis", {}, Context(n_mini=2), "n_mini 2 with proximal none"),
     ("grpo", {}, Context(max_staleness=9), "max_staleness 9 without a second-moment control"),
     ("grpo", {}, Context(group_size=3), "group_size 3"),
-    ("grpo", {"dual_clip": 3.0}, Context(), "dual_clip with proximal none has a ratio of 1 and never acts"),
-    ("gspo", {"proximal": "none", "correction": "tis"}, Context(), "loss gspo with proximal none"),
+    ("tis", {"dual_clip": 3.0}, Context(), "dual_clip 3.0 never acts: with proximal none the ratio is 1"),
+    ("tis", {"clip_high": 0.28}, Context(), "clip_high 0.28 never acts: with proximal none the ratio is 1"),
+    ("grpo", {"proximal": "none", "correction": "tis"}, Context(), "clip_low 0.2 never acts"),
+    ("decoupled_ppo", {}, Context(), "with proximal recompute and n_mini 1 the ratio is 1"),
+    ("vespo", {"proximal": "recompute"}, Context(), "proximal recompute with loss vespo"),
+    ("dro", {"proximal": "approximate"}, Context(), "proximal approximate with loss dro"),
+    ("tis", {"correction_level": "geometric"}, Context(), "geometric as a weight is biased"),
+    (
+        "off_policy_mask",
+        {"proximal": "none", "correction": "mis", "correction_level": "geometric"},
+        Context(),
+        "biased",
+    ),
+    ("gspo", {"proximal": "none", "correction": "tis"}, Context(), "loss gspo never acts: with proximal none"),
 ]
 
 
@@ -192,7 +261,11 @@ def test_doubtful_pair_is_warned_of(
 
 def test_all_contradictions_come_at_once() -> None:
     context = Context(top_p=0.9, group_size=1, max_staleness=2, temperature=0.7)
-    assert len(refused("grpo", context, correction="none", kl_beta=0.1, temperature=1.0)) == 5
+    assert len(refused("grpo", context, proximal="none", kl_beta=0.1, temperature=1.0)) == 5
+
+
+def test_the_governor_is_a_control_of_the_effective_sample_size() -> None:
+    assert contradictions(resolve(), Context(max_staleness=9, governs=True)) == ([], [])
 
 
 def test_warp_that_the_learner_repeats_is_allowed() -> None:

@@ -61,7 +61,15 @@ PARTS = {
     "stores": {"errors"},
     "text": set(),
 }
-TORCH_FREE_ALGO = {"algo", "algo.spec", "algo.recipes", "algo.contradictions", "algo.ranges"}
+TORCH_FREE_ALGO = {
+    "algo",
+    "algo.spec",
+    "algo.recipes",
+    "algo.contradictions",
+    "algo.context",
+    "algo.doubts",
+    "algo.ranges",
+}
 
 
 def test_common_imports_no_service(modules: list[Any]) -> None:

@@ -118,7 +118,7 @@ def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: st
 @pytest.mark.parametrize(
     ("changes", "both"),
     [
-        ({"objective.correction": "none", "staleness.max_staleness": 1}, ["max_staleness 1", "correction"]),
+        ({"objective.proximal": "none", "staleness.max_staleness": 1}, ["max_staleness 1", "correction"]),
         ({"batch.group_size": 1}, ["objective.advantage grpo", "batch.group_size is 1"]),
         ({"sampling.top_p": 0.9}, ["top_p 0.9"]),
         ({"sampling.top_k": 20}, ["top_k 20"]),
@@ -129,10 +129,15 @@ def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: st
         ({"objective.recipe": "dr_grpo"}, ["fixed_length", "horizon"]),
         ({"objective.recipe": "gdpo"}, ["gdpo", "reward components"]),
         (
-            {"objective.loss": "vespo"},
+            {"objective.loss": "vespo", "objective.correction": "tis"},
             ["objective.correction tis", "loss vespo", "set objective.correction: none"],
         ),
         ({"objective.kl_beta": 0.1}, ["objective.kl_beta 0.1", "reference"]),
+        ({"objective.kl_coeff_clamp": 5.0}, ["objective.kl_coeff_clamp 5.0", "objective.kl_beta 0"]),
+        (
+            {"objective.correction": "tis"},
+            ["objective.correction tis", "proximal sampler corrects twice", "objective.correction: none"],
+        ),
         ({"sampling.min_new_tokens": 500}, ["sampling.min_new_tokens", "sampling.max_new_tokens"]),
         ({"model.context_length": 8, "sampling.min_new_tokens": 8}, ["min_new_tokens", "model.context_length"]),
         ({"rollout.engine.max_sequences": 4}, ["rollout.engine.max_sequences (4)", "batch.group_size (8)"]),

@@ -77,7 +77,8 @@ def test_two_mini_steps_are_the_steps_of_two_batches_to_the_bit(make_trainer, ra
 
 
 @pytest.mark.parametrize(
-    "objective", [{"proximal": "sampler", "correction": "none"}, {"proximal": "approximate"}]
+    "objective",
+    [{"proximal": "sampler", "correction": "none"}, {"proximal": "approximate", "correction": "tis"}],
 )
 def test_policies_that_need_no_pass_are_those_of_two_batches_too(make_trainer, random_groups, objective):
     """The sampler is frozen by itself, and the guess follows from it and each token's age."""
@@ -94,7 +95,8 @@ def test_policies_that_need_no_pass_are_those_of_two_batches_too(make_trainer, r
 @pytest.mark.parametrize("loss", ["clip", "cispo"])
 def test_the_first_ratio_is_exactly_1_and_the_next_has_moved(make_trainer, random_groups, tokens, loss):
     trainer = make_trainer(
-        {"proximal": "recompute", "loss": loss}, learner={"n_mini": 2, "micro_batch_tokens": tokens}
+        {"proximal": "recompute", "correction": "tis", "loss": loss},
+        learner={"n_mini": 2, "micro_batch_tokens": tokens},
     )
     ratios, make = [], trainer._mini_step
 
@@ -113,7 +115,7 @@ def test_the_first_ratio_is_exactly_1_and_the_next_has_moved(make_trainer, rando
 def test_the_second_step_is_decoupled_ppo_against_the_frozen_policy(make_trainer, random_groups):
     """Gradient of (1/N) sum w max(-A r, -A clip(r)), w = min(pi_o / mu, 2), by plain autograd."""
     groups = random_groups()
-    trainer = make_trainer({"proximal": "recompute"}, learner={"n_mini": 2})
+    trainer = make_trainer({"proximal": "recompute", "correction": "tis"}, learner={"n_mini": 2})
     with torch.no_grad():
         frozen = _logprobs(trainer, groups)
     caught, step = [], trainer.optimizer.step

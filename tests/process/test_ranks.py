@@ -79,7 +79,7 @@ def _objectives() -> list[dict[str, Any]]:
         {"recipe": "grpo", "aggregation": name} | ({"horizon": 16} if name == "fixed_length" else {})
         for name in AGGREGATIONS
     ]
-    return [*plain, {"recipe": "grpo", "proximal": "recompute"}]
+    return [*plain, {"recipe": "grpo", "proximal": "recompute", "correction": "tis"}]
 
 
 def _with_reference(model: Path, other: Path) -> list[dict[str, Any]]:

@@ -12,11 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.algo.spec import Advantage, Std
-
-GROUPED: tuple[Advantage, ...] = (
-    "grpo", "mean_only", "rloo", "batch_scaled", "gdpo", "gopo", "reinforce_baseline", "maxrl",
-)  # fmt: skip
+from slipstream.algo.spec import Std
 
 
 def reward_tensor(rewards: Sequence[float | None]) -> Tensor:
@@ -76,9 +72,10 @@ def rloo(rewards_B: Tensor, groups_B: Tensor) -> Tensor:
 
 
 def batch_scaled(rewards_B: Tensor, groups_B: Tensor, std: Std = "population", epsilon: float = 1e-6) -> Tensor:
-    """A = (R - group mean) / (std of all rewards of the batch + epsilon). arXiv 2508.08221."""
-    deviation = _std(rewards_B[rewards_B.isfinite()].double(), std)
-    return mean_only(rewards_B, groups_B) / (deviation + epsilon if deviation > 0 else 1.0)
+    """A = (R - group mean) / (std of these over the batch + epsilon); no batch mean leaves. arXiv 2510.13786."""
+    centred_B = mean_only(rewards_B, groups_B)
+    deviation = _std(centred_B[rewards_B.isfinite()], std)
+    return centred_B / (deviation + epsilon if deviation > 0 else 1.0)
 
 
 def gdpo(

@@ -25,7 +25,7 @@ class Batch:
     (such as a tool's answer); `truncated_B` cut off at the limit; `ages_BT` in versions with `max_age`
     the bound of token masking (None: no masking); `proximal_BT`, `reference_BT` logprobs of those policies;
     `components_BK` with `component_weights_K`; `head_sampler_BTK` logprobs of the sampler's top-k ids (-inf
-    pads); `given_B` advantages computed elsewhere.
+    pads) and `in_head_BT` where the sampled token is one of them; `given_B` advantages computed elsewhere.
     """
 
     rewards_B: Tensor
@@ -41,6 +41,7 @@ class Batch:
     components_BK: Tensor | None = None
     component_weights_K: Tensor | None = None
     head_sampler_BTK: Tensor | None = None
+    in_head_BT: Tensor | None = None
     given_B: Tensor | None = None
 
 
@@ -51,7 +52,8 @@ class Prepared:
     `mask_BT` tokens in the loss, `keep_BT` those of them that may have weight (inside the age bound, not
     trimmed), `fresh_BT` inside the age bound, `scale_BT` the aggregation's factor on a token's loss, global
     denominators included. `gradient_B` is False for samples that cannot change the gradient: skip their
-    forward. `tally` is already that of the whole batch: merge it once, after ranks are reduced.
+    forward. `tokens_B` what each scored sample was sampled with, before any mask, and -1 for one that is
+    unscored. `tally` is already that of the whole batch: merge it once, after ranks are reduced.
     """
 
     advantages_BT: Tensor
@@ -60,6 +62,7 @@ class Prepared:
     keep_BT: Tensor
     scale_BT: Tensor
     gradient_B: Tensor
+    tokens_B: Tensor
     index_B: Tensor
     tally: Tally
     sampler_BT: Tensor | None = None
@@ -67,6 +70,7 @@ class Prepared:
     reference_BT: Tensor | None = None
     ages_BT: Tensor | None = None
     head_sampler_BTK: Tensor | None = None
+    in_head_BT: Tensor | None = None
 
     @property
     def trainable(self) -> bool:

@@ -1,52 +1,27 @@
 """Which settings cannot go together, all found at once; no torch here.
 
-Each rule is a condition and what to say. Refused pairs compute something wrong or nothing; warned pairs compute
-what was asked for, which is seldom what was meant.
+Each rule is a condition and what to say. Refused pairs compute something wrong or nothing; those that are only
+doubtful are in doubts.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
+from slipstream.algo.context import (
+    GROUPED,
+    SAMPLER_ANCHORED,
+    STD_ADVANTAGES,
+    Context,
+    Rules,
+    corrects,
+    needs_heads,
+    needs_sampler,
+    uses_ratio,
+)
+from slipstream.algo.doubts import doubts
 from slipstream.algo.ranges import out_of_range
 from slipstream.algo.spec import Objective, invalid
 
-SAMPLER_ANCHORED = ("vespo", "dppo_tv", "dppo_kl", "dppo_topk_tv", "dppo_topk_kl", "dro")
-TOPK = ("dppo_topk_tv", "dppo_topk_kl")
-STD_ADVANTAGES = ("grpo", "gdpo", "batch_scaled")
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the rules need to know and the objective does not hold; defaults contradict nothing."""
-
-    group_size: int = 8
-    batch_samples: int | None = None
-    max_staleness: int = 0
-    staleness_policy: str = "pace"
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    learner_repeats_warp: bool = False
-    raw_logprobs: bool = False
-    has_sampler_logprobs: bool = True
-    has_topk_logprobs: bool = False
-    has_token_versions: bool = True
-    has_reference: bool = False
-    reward_components: int = 1
-    adam_eps: float = 1e-8
-    n_mini: int = 1
-    groups_per_step: int | None = None
-    min_informative_groups: int | None = None
-    min_informative_frac: float | None = None
-
-
-def needs_heads(spec: Objective) -> bool:
-    """Whether an objective looks at the sampler's likeliest tokens beside the sampled one."""
-    return spec.loss in TOPK or spec.score_centring
+__all__ = ["Context", "contradictions", "corrects", "needs_heads", "needs_sampler"]
 
 
 def contradictions(spec: Objective, context: Context | None = None) -> tuple[list[str], list[str]]:
@@ -55,33 +30,8 @@ def contradictions(spec: Objective, context: Context | None = None) -> tuple[lis
         return mistyped, []
     context = context or Context()
     refused = [text for rules in _REFUSED for wrong, text in rules(spec, context) if wrong]
-    warned = [text for wrong, text in _warned(spec, context) if wrong]
+    warned = [text for wrong, text in doubts(spec, context) if wrong]
     return out_of_range(spec) + refused, warned
-
-
-def corrects(spec: Objective) -> bool:
-    """Whether anything in the objective accounts for the sampler not being the learner."""
-    masks = (spec.sequence_mask_low, spec.sequence_mask_high, spec.veto_low, spec.veto_high)
-    return (
-        spec.correction != "none"
-        or spec.loss in SAMPLER_ANCHORED
-        or (_uses_ratio(spec) and spec.proximal == "sampler")
-        or any(bound is not None for bound in (*masks, spec.off_policy_delta, spec.m2po_tau))
-    )
-
-
-def needs_sampler(spec: Objective) -> bool:
-    """Whether the objective cannot be computed without the sampler's logprobs."""
-    in_reward = spec.kl_beta > 0 and spec.kl_place == "reward"
-    anchored = spec.proximal in ("sampler", "approximate")
-    return corrects(spec) or anchored or spec.score_centring or in_reward
-
-
-Rules = Iterator[tuple[bool, str]]
-
-
-def _uses_ratio(spec: Objective) -> bool:
-    return spec.loss in ("clip", "gspo", "cispo", "sapo", "importance")
 
 
 def _sequence_ratio(spec: Objective) -> bool:
@@ -92,7 +42,8 @@ def _off_policy(s: Objective, c: Context) -> Rules:
     weighted = s.correction != "none"
     yield (
         c.max_staleness > 0 and not corrects(s),
-        f"max_staleness {c.max_staleness} with no correction of any kind; set correction, or proximal: sampler",
+        f"max_staleness {c.max_staleness} with no correction of any kind; set correction: tis, or a loss with a "
+        "ratio and proximal: sampler",
     )
     yield (
         needs_sampler(s) and not c.has_sampler_logprobs,
@@ -103,8 +54,9 @@ def _off_policy(s: Objective, c: Context) -> Rules:
         f"correction {s.correction} with loss {s.loss} corrects twice; set correction: none",
     )
     yield (
-        weighted and s.proximal == "sampler" and _uses_ratio(s),
-        f"correction {s.correction} with proximal sampler corrects twice; set one of them to none",
+        weighted and s.proximal == "sampler" and uses_ratio(s),
+        f"correction {s.correction} with proximal sampler corrects twice; set correction: none, or proximal: none "
+        "(or recompute, with n_mini over 1)",
     )
     yield (
         s.correction == "mis" and s.cap_high is None and s.cap_low is None,
@@ -169,6 +121,10 @@ def _losses(s: Objective, c: Context) -> Rules:
     )
     yield s.kl_beta == 0 and c.has_reference, "a reference model with kl_beta 0 would only cost time and memory"
     yield (
+        s.kl_coeff_clamp is not None and s.kl_beta == 0,
+        f"kl_coeff_clamp {s.kl_coeff_clamp} with kl_beta 0 bounds nothing; set kl_beta, or kl_coeff_clamp: null",
+    )
+    yield (
         s.kl_beta > 0 and s.kl_place == "reward" and s.kl_kind.endswith("weighted"),
         f"kl_kind {s.kl_kind} weights a gradient; in the reward use k1, k2 or k3",
     )
@@ -178,6 +134,10 @@ def _rewards(s: Objective, c: Context) -> Rules:
     yield (
         s.advantage in STD_ADVANTAGES and c.group_size == 1,
         f"advantage {s.advantage} normalises by a standard deviation, but group_size is 1",
+    )
+    yield (
+        s.advantage in GROUPED and s.advantage not in STD_ADVANTAGES and c.group_size == 1,
+        f"advantage {s.advantage} compares the samples of a group, but group_size is 1, so none would ever train",
     )
     yield (
         c.batch_samples is not None and c.group_size > 0 and c.batch_samples % c.group_size != 0,
@@ -243,43 +203,3 @@ def _sampling(s: Objective, c: Context) -> Rules:
 
 
 _REFUSED = (_off_policy, _losses, _rewards, _sampling)
-
-
-def _warned(s: Objective, c: Context) -> Rules:
-    yield (
-        s.aggregation == "fixed_length" and c.adam_eps > 1e-7,
-        f"aggregation fixed_length makes small gradients: adam_eps {c.adam_eps} should be 1e-8",
-    )
-    widest = max((bound for bound in (s.clip_low, s.clip_high) if bound is not None), default=0.0)
-    yield (
-        s.loss == "gspo" and widest > 0.05,
-        f"loss gspo with a clip of {widest} never clips; the paper has 3e-4, 4e-4",
-    )
-    idle = "dual_clip" if s.dual_clip is not None else f"loss {s.loss}"
-    yield (
-        s.proximal == "none" and (s.dual_clip is not None or s.loss in ("gspo", "sapo", "importance")),
-        f"{idle} with proximal none has a ratio of 1 and never acts; set proximal: sampler",
-    )
-    yield (
-        c.n_mini > 1 and s.proximal == "none" and _uses_ratio(s),
-        f"n_mini {c.n_mini} with proximal none: each mini-step's ratio is 1, so nothing bounds how far they go "
-        "together; set proximal: recompute",
-    )
-    yield (
-        c.min_informative_groups is not None
-        and c.groups_per_step is not None
-        and 2 * c.min_informative_groups < c.groups_per_step,
-        f"min_informative_groups {c.min_informative_groups} is under half of {c.groups_per_step} groups a step",
-    )
-    yield (
-        s.kl_beta > 0 and s.kl_place == "loss" and s.kl_coeff_clamp is None,
-        f"kl_beta {s.kl_beta} without kl_coeff_clamp: the gradient of k3 has no bound; 5 is a good one",
-    )
-    yield (
-        c.max_staleness > 8 and s.m2po_tau is None,
-        f"max_staleness {c.max_staleness} without a second-moment control (m2po_tau)",
-    )
-    yield (
-        s.advantage in STD_ADVANTAGES and 1 < c.group_size < 4,
-        f"group_size {c.group_size} with a standard deviation of so few rewards",
-    )

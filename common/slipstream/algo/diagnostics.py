@@ -13,7 +13,7 @@ from slipstream.algo.batch import Prepared
 from slipstream.algo.correction import Corrected
 from slipstream.algo.losses.base import Terms, TokenLoss
 from slipstream.algo.metrics import AGES, Tally
-from slipstream.algo.ratios import LIMIT
+from slipstream.algo.ratios import LIMIT, as_ratio
 from slipstream.algo.spec import Objective
 
 
@@ -31,7 +31,7 @@ def tally(
 ) -> Tally:
     """Everything `metrics.METRICS` needs of this slice."""
     mask_BT, weight_BT = part.mask_BT, corrected.weight_BT
-    ratio_BT = terms.log_r_BT.exp()
+    ratio_BT = as_ratio(terms.log_r_BT)
     pulled_BT = (terms.advantages_BT != 0) | (spec.loss == "dro")
     live_BT = mask_BT & (weight_BT > 0)
     # CISPO's bound caps a weight and leaves the gradient; every other loss's bound takes the gradient away.
@@ -69,8 +69,7 @@ def tally(
 def _against_sampler(
     log_u_BT: Tensor, raw_BT: Tensor, log_rho_BT: Tensor, mask_BT: Tensor
 ) -> dict[str, Tensor | float]:
-    log_B = sequence_sum(log_rho_BT, mask_BT).clamp(-LIMIT, LIMIT).double()
-    sequence_N = log_B[mask_BT.any(1)].exp()
+    sequence_N = as_ratio(sequence_sum(log_rho_BT, mask_BT).double()[mask_BT.any(1)])
     log_u_BT = log_u_BT.double()
     return {
         "sampler_tokens": mask_BT.sum(),
@@ -80,7 +79,7 @@ def _against_sampler(
         "sequence_raw": sequence_N.sum(),
         "sequence_raw_square": sequence_N.square().sum(),
         "mismatch_k1": -_sum(log_u_BT, mask_BT),
-        "mismatch_k3": _sum(log_u_BT.expm1() - log_u_BT, mask_BT),
+        "mismatch_k3": _sum(log_u_BT.clamp(max=LIMIT).expm1() - log_u_BT, mask_BT),
     }
 
 

@@ -5,6 +5,8 @@ Denominators don't change by these (see aggregation.py). Shapes: B samples, T co
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,17 +29,19 @@ def fresh_tokens(ages_BT: Tensor, mask_BT: Tensor, max_age: int | None = None) -
 
 def geometric_inside(log_rho_BT: Tensor, mask_BT: Tensor, low: float | None, high: float | None) -> Tensor:
     """Sequences [B] whose geometric-mean ratio exp(mean log rho) is inside [low, high]."""
-    mean_B = sequence_mean(log_rho_BT, mask_BT).exp()
-    return _inside(mean_B, low, high)
+    return _inside(sequence_mean(log_rho_BT, mask_BT), low, high)
 
 
 def veto_free(log_rho_BT: Tensor, mask_BT: Tensor, low: float | None, high: float | None) -> Tensor:
     """Sequences [B] without any token whose ratio is outside the wide band [low, high]."""
-    return (_inside(log_rho_BT.exp(), low, high) | ~mask_BT).all(1)
+    return (_inside(log_rho_BT, low, high) | ~mask_BT).all(1)
 
 
 def on_policy_enough(advantages_BT: Tensor, log_u_BT: Tensor, mask_BT: Tensor, delta: float) -> Tensor:
-    """Sequences [B] to keep: all but those with A < 0 and mean(log mu - log pi) > delta. arXiv 2512.02556."""
+    """Sequences [B] to keep: all but those with A < 0 and mean(log mu - log pi) > delta. arXiv 2512.02556.
+
+    The mean is of the raw differences: a clamp before it would hide the one gap that makes the sequence off-policy.
+    """
     negative_B = sequence_mean(advantages_BT, mask_BT) < 0
     return ~(negative_B & (sequence_mean(-log_u_BT, mask_BT) > delta))
 
@@ -58,5 +62,7 @@ def second_moment_kept(sampler_BT: Tensor, proximal_BT: Tensor, mask_BT: Tensor,
     )
 
 
-def _inside(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
-    return (ratio >= (-torch.inf if low is None else low)) & (ratio <= (torch.inf if high is None else high))
+def _inside(log: Tensor, low: float | None, high: float | None) -> Tensor:
+    """Whether a ratio, given by its log in any shape, is inside [low, high]; None leaves a side open."""
+    least, most = math.log(low) if low else -math.inf, math.inf if high is None else math.log(high)
+    return (log >= least) & (log <= most)

@@ -38,11 +38,13 @@ def only(spec: Objective, prepared: Prepared, groups_B: Tensor, part: range) -> 
     inside_B = (groups_B >= part.start) & (groups_B < part.stop)
     inside_B1 = inside_B[:, None]
     mask_BT = prepared.mask_BT & inside_B1
+    tokens_B = prepared.tokens_B.where(inside_B, -1)
     return replace(
         prepared,
         mask_BT=mask_BT,
         fresh_BT=prepared.fresh_BT & inside_B1,
         keep_BT=prepared.keep_BT & inside_B1,
-        scale_BT=token_scales(spec.aggregation, mask_BT, groups_B, spec.horizon),
+        scale_BT=token_scales(spec.aggregation, mask_BT, groups_B, tokens_B, spec.horizon),
         gradient_B=prepared.gradient_B & inside_B,
+        tokens_B=tokens_B,
     )

@@ -25,7 +25,7 @@ from slipstream.algo.kl import kl_penalty
 from slipstream.algo.losses import ratio, sampler
 from slipstream.algo.losses.base import Terms, TokenLoss
 from slipstream.algo.metrics import Tally
-from slipstream.algo.ratios import log_ratio, proximal_guess
+from slipstream.algo.ratios import as_ratio, log_ratio, proximal_guess
 from slipstream.algo.spec import Objective
 
 
@@ -142,6 +142,7 @@ def _terms(
         mask_BT=mask_BT,
         head_BTK=head_BTK,
         head_sampler_BTK=head_sampler_BTK,
+        in_head_BT=part.in_head_BT,
     )
     return terms, log_ratio(rho_top_BT, mu_BT, mask_BT)
 
@@ -163,7 +164,7 @@ def _kl(spec: Objective, part: Prepared, terms: Terms, corrected: Corrected) -> 
         if spec.kl_beta != 0:
             raise ValueError("kl_beta needs reference_BT, which the batch does not hold")
         return None
-    ratio_BT = terms.log_r_BT.detach().exp() * corrected.weight_BT
+    ratio_BT = as_ratio(terms.log_r_BT.detach()) * corrected.weight_BT
     reference_BT = part.reference_BT.to(ratio_BT.dtype)
     return kl_penalty(
         spec.kl_kind, terms.logprobs_BT, reference_BT, ratio_BT, part.fresh_BT, spec.kl_coeff_clamp

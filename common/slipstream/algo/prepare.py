@@ -16,8 +16,9 @@ from torch import Tensor
 from slipstream.algo import advantages as adv
 from slipstream.algo.aggregation import token_scales
 from slipstream.algo.batch import Batch, Prepared, check_shapes, length_mask, need
+from slipstream.algo.context import GROUPED
 from slipstream.algo.finite import head_sum, require_finite
-from slipstream.algo.kl import kl_value_and_coefficient
+from slipstream.algo.kl import kl_in_reward
 from slipstream.algo.masks import fresh_tokens, second_moment_kept
 from slipstream.algo.metrics import Tally
 from slipstream.algo.shaping import shape_rewards
@@ -30,7 +31,8 @@ def prepare(spec: Objective, batch: Batch) -> Prepared:
     """Advantages, masks and scales of a global batch.
 
     A group with fewer than two scored samples is dropped where the advantage needs a group. Unscored samples
-    and, if asked for, truncated ones leave the loss and its denominators.
+    leave the loss and its denominators; truncated ones, if asked for, the loss and every denominator that is a
+    count of the loss.
 
     Raises:
         NonFiniteError: A log-probability inside the mask is NaN or infinite; names the sample.
@@ -43,7 +45,9 @@ def prepare(spec: Objective, batch: Batch) -> Prepared:
     rewards_B = shape_rewards(spec, raw_B.double(), batch.groups_B, batch.lengths_B).where(
         ~dropped_B, torch.nan
     )
-    mask_BT = _loss_mask(spec, batch, rewards_B.isfinite())
+    sampled_BT = _sampled(batch)
+    tokens_B = sampled_BT.sum(1).where(rewards_B.isfinite(), -1)
+    mask_BT = _loss_mask(spec, batch, sampled_BT, rewards_B.isfinite())
     _check(batch, mask_BT)
     advantages_BT = _advantages(spec, batch, rewards_B, mask_BT)
     fresh_BT = _fresh(batch, mask_BT)
@@ -52,14 +56,16 @@ def prepare(spec: Objective, batch: Batch) -> Prepared:
         mask_BT=mask_BT,
         fresh_BT=fresh_BT,
         keep_BT=fresh_BT,
-        scale_BT=token_scales(spec.aggregation, mask_BT, batch.groups_B, spec.horizon),
+        scale_BT=token_scales(spec.aggregation, mask_BT, batch.groups_B, tokens_B, spec.horizon),
         gradient_B=_gradient(spec, fresh_BT, fresh_BT, advantages_BT),
+        tokens_B=tokens_B,
         index_B=torch.arange(len(mask_BT), device=mask_BT.device),
         tally=_tally(batch, raw_B, mask_BT, fresh_BT),
         sampler_BT=batch.sampler_BT,
         reference_BT=batch.reference_BT,
         ages_BT=batch.ages_BT,
         head_sampler_BTK=batch.head_sampler_BTK,
+        in_head_BT=batch.in_head_BT,
     )
     return prepared if batch.proximal_BT is None else add_proximal(spec, prepared, batch.proximal_BT)
 
@@ -95,18 +101,22 @@ def proximal_rows(spec: Objective, prepared: Prepared) -> Tensor:
 
 def _lone(spec: Objective, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     """Samples of groups with fewer than two scored members, if the advantage needs a group [B]."""
-    if spec.advantage not in adv.GROUPED:
+    if spec.advantage not in GROUPED:
         return torch.zeros_like(groups_B, dtype=torch.bool)
     return adv.Groups(rewards_B, groups_B).size_B < 2
 
 
-def _loss_mask(spec: Objective, batch: Batch, scored_B: Tensor) -> Tensor:
+def _sampled(batch: Batch) -> Tensor:
+    """Tokens that were sampled [B, T]."""
     longest = int(batch.lengths_B.max()) if len(batch.lengths_B) else 0
     padded_BT = batch.sampler_BT if batch.sampler_BT is not None else batch.mask_BT
     width = longest if padded_BT is None else padded_BT.shape[1]
-    mask_BT = length_mask(batch.lengths_B, width) & scored_B[:, None]
-    if batch.mask_BT is not None:
-        mask_BT = mask_BT & batch.mask_BT
+    sampled_BT = length_mask(batch.lengths_B, width)
+    return sampled_BT if batch.mask_BT is None else sampled_BT & batch.mask_BT
+
+
+def _loss_mask(spec: Objective, batch: Batch, sampled_BT: Tensor, scored_B: Tensor) -> Tensor:
+    mask_BT = sampled_BT & scored_B[:, None]
     if spec.mask_truncated:
         mask_BT = mask_BT & ~need(batch.truncated_B, "truncated_B")[:, None]
     return mask_BT
@@ -174,13 +184,16 @@ def _sample_advantages(spec: Objective, batch: Batch, rewards_B: Tensor) -> Tens
 
 
 def _reward_penalty(spec: Objective, batch: Batch, mask_BT: Tensor) -> Tensor | None:
-    """beta KL(sampler, reference) of each token, for KL in the reward: of the policy that earned the reward."""
+    """beta KL(sampler, reference) of each token, for KL in the reward: of the policy that earned the reward.
+
+    Each token's share is bounded by `kl_coeff_clamp`: one of them at z = 20 would be 4.85e8, more than any reward.
+    """
     if spec.kl_beta == 0 or spec.kl_place != "reward":
         return None
     sampler_BT = need(batch.sampler_BT, "sampler_BT")
     reference_BT = need(batch.reference_BT, "reference_BT")
     z_BT = (reference_BT.double() - sampler_BT.double()).where(mask_BT, 0.0)
-    return spec.kl_beta * kl_value_and_coefficient(spec.kl_kind, z_BT, torch.ones_like(z_BT))[0]
+    return spec.kl_beta * kl_in_reward(spec.kl_kind, z_BT, spec.kl_coeff_clamp)
 
 
 def _gradient(spec: Objective, fresh_BT: Tensor, keep_BT: Tensor, advantages_BT: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ NOT_NEGATIVE = (
     "overlong_penalty", "length_coeff", "std_epsilon", "clip_low", "clip_high", "dppo_low", "dppo_high", "dro_beta",
     "cap_low", "sequence_mask_low", "veto_low", "kl_beta",
 )  # fmt: skip
+KL_LIMIT = 20
 ORDERED = (
     ("reward_low", "reward_high"),
     ("cap_low", "cap_high"),
@@ -27,6 +28,11 @@ def out_of_range(spec: Objective) -> list[str]:
     problems += [
         f"{n} {values[n]} must not be negative" for n in NOT_NEGATIVE if values[n] is not None and values[n] < 0
     ]
+    if spec.kl_coeff_clamp is not None and spec.kl_coeff_clamp >= KL_LIMIT:
+        problems.append(
+            f"kl_coeff_clamp {spec.kl_coeff_clamp} must be under {KL_LIMIT}: it is in nats on the log-ratio, and "
+            f"e^{KL_LIMIT} bounds nothing; 5 is a good one"
+        )
     for low, high in ORDERED:
         if values[low] is not None and values[high] is not None and values[low] > values[high]:
             problems.append(f"{low} {values[low]} must not be over {high} {values[high]}")

@@ -1,4 +1,6 @@
-"""Log-ratios between policies, clamped before any exponential, and corrections made of them.
+"""Log-ratios between policies, and corrections made of them.
+
+A log-ratio is clamped where it is exponentiated and nowhere else: sums, means and squares take it as it is.
 
 mu is the sampler's probability of a token, pi_o the proximal policy's, pi the learner's; rho = pi_o / mu (pi /
 mu where there is no proximal pass), r = pi / pi_o, u = pi / mu. All that becomes a weight here is detached.
@@ -13,29 +15,33 @@ from torch import Tensor
 from slipstream.algo.aggregation import sequence_mean, sequence_sum
 from slipstream.algo.spec import Correction, Level
 
-LIMIT = 20.0  # bound on |log-ratio|: exp(20) = 4.9e8 squares without overflow in float32
+LIMIT = 20.0  # bound on what is exponentiated: exp(20) = 4.9e8 squares without overflow in float32
 
 
 def log_ratio(top_BT: Tensor, bottom_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """log(top / bottom) clamped to +-20, exactly 0 outside the mask whatever stands there (inf and NaN too)."""
-    top_BT, bottom_BT = top_BT.where(mask_BT, 0.0), bottom_BT.where(mask_BT, 0.0)
-    return (top_BT - bottom_BT).clamp(-LIMIT, LIMIT)
+    """log(top / bottom), exactly 0 outside the mask whatever stands there (inf and NaN too)."""
+    return top_BT.where(mask_BT, 0.0) - bottom_BT.where(mask_BT, 0.0)
+
+
+def as_ratio(log: Tensor) -> Tensor:
+    """exp of a log-ratio, or of a sum or mean of them (any shape), clamped to +-20 first."""
+    return log.clamp(-LIMIT, LIMIT).exp()
 
 
 def level_ratio(log_rho_BT: Tensor, mask_BT: Tensor, level: Level) -> Tensor:
     """rho at a level, spread to the tokens [B, T].
 
-    `token`: rho · `product`: exp(sum log rho), the unbiased weight of a sequence, its log clamped to +-20 ·
-    `geometric`: exp(mean log rho), normalised by length: right for masks, no unbiased weight.
+    `token`: rho · `product`: exp(sum log rho), the unbiased weight of a sequence ·
+    `geometric`: exp(mean log rho), normalised by length: right for masks, biased as a weight.
     """
     match level:
         case "token":
-            return log_rho_BT.exp()
+            return as_ratio(log_rho_BT)
         case "product":
-            log_B = sequence_sum(log_rho_BT, mask_BT).clamp(-LIMIT, LIMIT)
+            log_B = sequence_sum(log_rho_BT, mask_BT)
         case "geometric":
             log_B = sequence_mean(log_rho_BT, mask_BT)
-    return log_B.exp()[:, None].expand_as(log_rho_BT)
+    return as_ratio(log_B)[:, None].expand_as(log_rho_BT)
 
 
 def bounded_weight(

@@ -30,10 +30,16 @@ _GSPO = {
     "proximal": "sampler",
 }  # fmt: skip
 _INSIDE = {"correction": "none", "proximal": "sampler"}  # the loss itself takes its ratio to the sampler
-_MIS = {"correction": "mis", "correction_level": "token"}
+_NO_CLIP = {
+    "proximal": "none",
+    "clip_low": None,
+    "clip_high": None,
+}  # one step a batch: the weight is all there is
+_MIS = {**_NO_CLIP, "correction": "mis", "correction_level": "token"}
+_TIS = {"proximal": "none", "correction": "tis", "cap_high": 2.0}
 
 RECIPES: dict[str, Recipe] = {
-    "grpo": Recipe("DeepSeekMath, arXiv 2402.03300, with token mean and token TIS against the sampler", {}),
+    "grpo": Recipe("DeepSeekMath, arXiv 2402.03300, with token mean; its ratio is to the sampler", {}),
     "dr_grpo": Recipe(
         "Understanding R1-Zero-like training, arXiv 2503.20783; needs `horizon`",
         {"advantage": "mean_only", "aggregation": "fixed_length"},
@@ -44,10 +50,15 @@ RECIPES: dict[str, Recipe] = {
     ),
     "rloo": Recipe(
         "Back to basics, arXiv 2402.14740",
-        {"advantage": "rloo", "loss": "reinforce", "aggregation": "sequence_sum"},
+        {"advantage": "rloo", "loss": "reinforce", "aggregation": "sequence_sum", **_TIS},
     ),
-    "reinforce_pp": Recipe("REINFORCE++, arXiv 2501.03262", {"advantage": "reinforce"}),
-    "reinforce_pp_baseline": Recipe("REINFORCE++, arXiv 2501.03262", {"advantage": "reinforce_baseline"}),
+    "reinforce_pp": Recipe(
+        "REINFORCE++, arXiv 2501.03262; a token's reward to go loses the KL from it on", {"advantage": "reinforce"}
+    ),
+    "reinforce_pp_baseline": Recipe(
+        "REINFORCE++-baseline, arXiv 2501.03262; a sequence's KL leaves before the group mean",
+        {"advantage": "reinforce_baseline"},
+    ),
     "gspo": Recipe("Group sequence policy optimisation, arXiv 2507.18071", _GSPO),
     "cispo": Recipe(
         "MiniMax-M1, arXiv 2506.13585",
@@ -75,16 +86,20 @@ RECIPES: dict[str, Recipe] = {
             "aggregation": "prompt_mean", **_INSIDE,
         },
     ),
-    "tis": Recipe("Truncated importance sampling at the token", {"correction": "tis", "cap_high": 2.0}),
+    "tis": Recipe("Truncated importance sampling at the token", {**_NO_CLIP, **_TIS}),
     "mis": Recipe("Masked importance sampling at the token", {**_MIS, "cap_high": 2.0, "cap_low": 0.5}),
     "icepop": Recipe("IcePop, arXiv 2510.18855", {**_MIS, "cap_high": 5.0, "cap_low": 0.5}),
     "seq_mask_tis": Recipe(
         "Sequence mask by geometric mean, raw token ratios inside",
-        {"correction": "raw", "cap_high": None, "sequence_mask_low": 0.999, "sequence_mask_high": 1.002},
+        {
+            "correction": "raw", "cap_high": None, "sequence_mask_low": 0.999, "sequence_mask_high": 1.002,
+            **_NO_CLIP,
+        },
     ),
     "off_policy_mask": Recipe("DeepSeek-V3.2, arXiv 2512.02556", {"off_policy_delta": 0.5}),
     "decoupled_ppo": Recipe(
-        "Decoupled PPO, arXiv 2110.00641, as in AReaL, arXiv 2505.24298",
+        "Decoupled PPO, arXiv 2110.00641, weights truncated at 5; for AReaL, arXiv 2505.24298, which drops tokens "
+        "above its cap of 5, set correction: mis; needs n_mini > 1",
         {"proximal": "recompute", "correction": "tis", "cap_high": 5.0},
     ),
     "approximate_ppo": Recipe(
@@ -92,11 +107,12 @@ RECIPES: dict[str, Recipe] = {
         {"proximal": "approximate", "correction": "tis", "cap_high": 5.0},
     ),
     "m2po": Recipe(
-        "Second-moment trust region, arXiv 2510.01161",
+        "Second-moment trust region, arXiv 2510.01161; needs n_mini > 1",
         {"proximal": "recompute", "correction": "raw", "cap_high": None, "m2po_tau": 0.04},
     ),
     "centred": Recipe(
-        "REINFORCE with a centred score over the sampler's head", {"loss": "reinforce", "score_centring": True}
+        "REINFORCE with a centred score over the sampler's head",
+        {"loss": "reinforce", "score_centring": True, **_TIS},
     ),
 }  # fmt: skip
 
@@ -115,7 +131,15 @@ def resolve(recipe: str = "grpo", overrides: Mapping[str, Any] | None = None) ->
     problems += [f"field {name!r} is unknown{_nearest(name, known)}" for name in overrides if name not in known]
     if problems:
         raise ValueError("; ".join(problems))
-    return Objective(**{**RECIPES[recipe].sets, **overrides})
+    given = {**RECIPES[recipe].sets, **overrides}
+    return Objective(**{**_kl_defaults(given), **given})
+
+
+def _kl_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a KL has unless it is set: a bound, and in the reward, where no gradient is weighted, plain k3."""
+    beta = given.get("kl_beta", 0.0)
+    bound = {"kl_coeff_clamp": 5.0} if isinstance(beta, int | float) and beta > 0 else {}
+    return bound | ({"kl_kind": "k3"} if given.get("kl_place") == "reward" else {})
 
 
 def _nearest(name: str, known: Mapping[str, object]) -> str:

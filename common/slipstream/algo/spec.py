@@ -65,8 +65,8 @@ class Objective:
     loss: Annotated[LossName, "policy loss of a token"] = "clip"
     proximal: Annotated[
         Proximal,
-        "what the ratio r is taken against: this step's own start, sampler, a recomputed pass, or its guess",
-    ] = "none"
+        "what r and its clip are against: sampler, a recomputed pass, its guess, or none (r is 1, no clip acts)",
+    ] = "sampler"
     clip_low: Annotated[float | None, "ratio is clipped below 1 - clip_low"] = 0.2
     clip_high: Annotated[float | None, "ratio is clipped above 1 + clip_high"] = 0.2
     dual_clip: Annotated[float | None, "c > 1: a negative advantage's loss is at most -c A"] = None
@@ -83,12 +83,12 @@ class Objective:
 
     # Correction for sampler against learner (ratios.py, masks.py, centring.py); weights are detached
     correction: Annotated[Correction, "weight from rho: off, raw, truncated at cap_high, or zero outside"] = (
-        "tis"
+        "none"
     )
-    correction_level: Annotated[Level, "ratio of a token, product over a sequence, or its geometric mean"] = (
-        "token"
-    )
-    cap_high: Annotated[float | None, "C: upper bound of the correction"] = 2.0
+    correction_level: Annotated[
+        Level, "ratio of a token, product over a sequence, or its geometric mean (biased)"
+    ] = "token"
+    cap_high: Annotated[float | None, "C: upper bound of the correction, where there is one"] = 2.0
     cap_low: Annotated[float | None, "lower bound of the correction"] = None
     sequence_mask_low: Annotated[float | None, "drop a sequence whose geometric-mean ratio is below"] = None
     sequence_mask_high: Annotated[float | None, "drop a sequence whose geometric-mean ratio is above"] = None
@@ -100,14 +100,20 @@ class Objective:
 
     # Aggregation (aggregation.py)
     aggregation: Annotated[Aggregation, "how token losses become one number"] = "token_mean"
-    horizon: Annotated[int | None, "L_max in tokens: the divisor of fixed_length"] = None
+    horizon: Annotated[
+        int | None, "L_max in tokens: fixed_length divides by it and the number of scored samples"
+    ] = None
 
     # KL to the reference and entropy (kl.py)
     kl_beta: Annotated[float, "weight of the KL to the reference model"] = 0.0
-    kl_kind: Annotated[KLKind, "KL estimator"] = "k3"
+    kl_kind: Annotated[
+        KLKind, "KL estimator; in the reward k3 unless another is set, as there is no gradient to weight"
+    ] = "k3_weighted"
     kl_place: Annotated[KLPlace, "in the loss, or subtracted from the reward"] = "loss"
     kl_coeff_clamp: Annotated[
-        float | None, "bound on the KL's gradient coefficient; logged value unchanged"
+        float | None,
+        "bound in nats on z = log pi_ref - log pi, in the KL's gradient or its part of the reward, below 20; the "
+        "logged value is exact; with kl_beta it is 5 unless set, null is no bound",
     ] = None
     entropy_coeff: Annotated[float, "weight of the entropy bonus"] = 0.0
     temperature: Annotated[

@@ -106,6 +106,7 @@ def _context(config: Config) -> Context:
         has_topk_logprobs=sampling.top_logprobs > 0,
         reward_components=len(config.reward.functions),
         adam_eps=config.learner.optimizer.eps,
+        governs=config.learner.governor.act != "off",
         n_mini=config.learner.n_mini,
         has_reference=config.learner.reference.source is not None,
         groups_per_step=config.batch.groups,

@@ -60,6 +60,7 @@ def global_batch(
             None if component_weights is None else torch.tensor(list(component_weights.values()))
         ),
         head_sampler_BTK=_head_logprobs(groups, token_BT) if heads else None,
+        in_head_BT=_in_head(groups, token_BT) if heads else None,
     )
     return batch
 
@@ -85,6 +86,16 @@ def _head_logprobs(groups: Scored, token_BT: np.ndarray) -> Tensor:
     logprobs_BTK = np.full((*token_BT.shape, found[0].shape[1]), -np.inf, dtype=np.float32)
     logprobs_BTK[token_BT] = np.concatenate(found)
     return torch.from_numpy(logprobs_BTK)
+
+
+def _in_head(groups: Scored, token_BT: np.ndarray) -> Tensor:
+    """Where the sampled token is one of the likeliest [B, T]."""
+    found = [
+        ((a.head_ids == a.token_ids[:, None]) & np.isfinite(a.head_logprobs)).any(1)
+        for _, a in groups
+        if a.head_ids is not None and a.head_logprobs is not None
+    ]
+    return _padded(np.concatenate(found), token_BT, np.dtype(np.bool_))
 
 
 def _check_heads(groups: Scored) -> None:

@@ -13,8 +13,9 @@ class Terms:
     """Inputs of a policy loss; entries outside `mask_BT` are 0 and everything in the mask is finite.
 
     `logprobs_BT` is log pi with gradient. `log_r_BT` = log pi - log pi_o and `log_u_BT` = log pi - log mu carry
-    its gradient and are clamped to +-20. `head_*_BTK` are logprobs of the sampler's most likely ids, by the
-    learner (with gradient) and by the sampler.
+    its gradient and have no bound: `ratios.as_ratio` clamps where they are exponentiated. `head_*_BTK` are logprobs
+    of the sampler's most likely ids, by the learner (with gradient) and by the sampler; `in_head_BT` says where the
+    sampled token is one of them.
     """
 
     logprobs_BT: Tensor
@@ -25,6 +26,7 @@ class Terms:
     mask_BT: Tensor
     head_BTK: Tensor | None = None
     head_sampler_BTK: Tensor | None = None
+    in_head_BT: Tensor | None = None
 
 
 @dataclass(frozen=True)

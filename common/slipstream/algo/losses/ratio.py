@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.algo.aggregation import sequence_mean
 from slipstream.algo.losses.base import Terms, TokenLoss, by_sign, unbounded
+from slipstream.algo.ratios import as_ratio
 
 
 def clipped(
@@ -19,7 +20,7 @@ def clipped(
 
     With `dual` = c > 1, a negative advantage's loss is at most -c A (dual clip, arXiv 1912.09729).
     """
-    return _surrogate(terms.log_r_BT.exp(), terms.advantages_BT, terms.mask_BT, low, high, dual)
+    return _surrogate(as_ratio(terms.log_r_BT), terms.advantages_BT, terms.mask_BT, low, high, dual)
 
 
 def gspo(terms: Terms, low: float | None = 3e-4, high: float | None = 4e-4) -> TokenLoss:
@@ -30,12 +31,12 @@ def gspo(terms: Terms, low: float | None = 3e-4, high: float | None = 4e-4) -> T
     """
     log_s_B = sequence_mean(terms.log_r_BT.detach(), terms.mask_BT)
     log_s_BT = log_s_B[:, None] + terms.logprobs_BT - terms.logprobs_BT.detach()
-    return _surrogate(log_s_BT.exp(), terms.advantages_BT, terms.mask_BT, low, high, None)
+    return _surrogate(as_ratio(log_s_BT), terms.advantages_BT, terms.mask_BT, low, high, None)
 
 
 def cispo(terms: Terms, low: float | None = None, high: float | None = 0.28) -> TokenLoss:
     """-sg[clip(r, 1 - low, 1 + high)] A log pi; every token keeps a gradient. CISPO, arXiv 2506.13585."""
-    ratio_BT = terms.log_r_BT.detach().exp()
+    ratio_BT = as_ratio(terms.log_r_BT.detach())
     over_BT, under_BT = _outside(ratio_BT, low, high)
     loss_BT = -_clip(ratio_BT, low, high) * terms.advantages_BT * terms.logprobs_BT
     return TokenLoss(loss_BT, over_BT & terms.mask_BT, under_BT & terms.mask_BT)
@@ -44,13 +45,13 @@ def cispo(terms: Terms, low: float | None = None, high: float | None = 0.28) -> 
 def sapo(terms: Terms, tau_pos: float = 1.0, tau_neg: float = 1.05) -> TokenLoss:
     """-A (4 / tau) sigmoid(tau (r - 1)), a soft gate; larger tau is sharper. SAPO, arXiv 2511.20347."""
     tau_BT = by_sign(terms.advantages_BT > 0, tau_pos, tau_neg, terms.log_r_BT)
-    gate_BT = 4 / tau_BT * torch.sigmoid(tau_BT * (terms.log_r_BT.exp() - 1))
+    gate_BT = 4 / tau_BT * torch.sigmoid(tau_BT * (as_ratio(terms.log_r_BT) - 1))
     return unbounded(-terms.advantages_BT * gate_BT, terms.mask_BT)
 
 
 def importance(terms: Terms) -> TokenLoss:
     """-A r, the importance-weighted policy gradient without any bound."""
-    return unbounded(-terms.advantages_BT * terms.log_r_BT.exp(), terms.mask_BT)
+    return unbounded(-terms.advantages_BT * as_ratio(terms.log_r_BT), terms.mask_BT)
 
 
 def reinforce(terms: Terms) -> TokenLoss:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.algo.aggregation import sequence_sum
 from slipstream.algo.losses.base import Terms, TokenLoss, by_sign, unbounded
+from slipstream.algo.ratios import as_ratio
 
 TINY = 1e-7  # keeps a probability's complement away from 0 in a binary divergence
 
@@ -38,13 +39,14 @@ def dppo(terms: Terms, divergence: str, low: float = 0.15, high: float = 0.15, c
 
     With p = pi and q = mu, a token is masked when its divergence is over the bound *and* the move is in the
     advantage's direction: A > 0, p > q and D > high, or A <= 0, p < q and D > low. `divergence`: `tv` |p - q|,
-    `kl` binary KL(q||p), `topk_tv` and `topk_kl` the same over the head ids and the rest as one class.
+    `kl` binary KL(q||p), `topk_tv` and `topk_kl` the same over the sampler's head, the sampled token (where it is not
+    of the head) and the rest as one class.
     """
     p_BT, q_BT = terms.logprobs_BT.detach().exp(), terms.sampler_BT.exp()
     divergence_BT = _divergence(terms, divergence, p_BT, q_BT)
     high_BT = (terms.advantages_BT > 0) & (p_BT > q_BT) & (divergence_BT > high) & terms.mask_BT
     low_BT = (terms.advantages_BT <= 0) & (p_BT < q_BT) & (divergence_BT > low) & terms.mask_BT
-    weight_BT = terms.log_u_BT.detach().exp().clamp(max=cap).where(~(high_BT | low_BT), 0.0)
+    weight_BT = as_ratio(terms.log_u_BT.detach()).clamp(max=cap).where(~(high_BT | low_BT), 0.0)
     return TokenLoss(-terms.advantages_BT * weight_BT * terms.logprobs_BT, high_BT, low_BT)
 
 
@@ -65,15 +67,19 @@ def _divergence(terms: Terms, kind: str, p_BT: Tensor, q_BT: Tensor) -> Tensor:
         return (p_BT - q_BT).abs()
     if kind == "kl":
         return binary_kl(q_BT, p_BT)
-    if terms.head_BTK is None or terms.head_sampler_BTK is None:
-        raise ValueError(f"loss dppo_{kind} needs top-k logprobs of sampler and learner")
-    p_BTC, q_BTC = with_rest(terms.head_BTK.detach()), with_rest(terms.head_sampler_BTK)
+    if terms.head_BTK is None or terms.head_sampler_BTK is None or terms.in_head_BT is None:
+        raise ValueError(
+            f"loss dppo_{kind} needs top-k logprobs of sampler and learner, and who is in the head"
+        )
+    real_BTK = terms.head_sampler_BTK.isfinite()
+    p_BTK, q_BTK = (h.exp().where(real_BTK, 0.0) for h in (terms.head_BTK.detach(), terms.head_sampler_BTK))
+    p_BTC, q_BTC = classes(p_BTK, p_BT, terms.in_head_BT), classes(q_BTK, q_BT, terms.in_head_BT)
     if kind == "topk_tv":
         return (p_BTC - q_BTC).abs().sum(-1) / 2
     return (q_BTC * (q_BTC.clamp(min=TINY) / p_BTC.clamp(min=TINY)).log()).sum(-1)
 
 
-def with_rest(head_BTK: Tensor) -> Tensor:
-    """Probabilities of the head ids and of all others as one more class [B, T, K + 1]."""
-    head_BTK = head_BTK.exp()
-    return torch.cat([head_BTK, (1 - head_BTK.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
+def classes(head_BTK: Tensor, sampled_BT: Tensor, in_head_BT: Tensor) -> Tensor:
+    """Probabilities of the head ids, of the sampled token (0 where the head has it) and of the rest [B, T, K + 2]."""
+    named_BTC = torch.cat([head_BTK, sampled_BT.where(~in_head_BT, 0.0)[..., None]], dim=-1)
+    return torch.cat([named_BTC, (1 - named_BTC.sum(-1, keepdim=True)).clamp(min=0)], dim=-1)
