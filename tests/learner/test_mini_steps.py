@@ -151,6 +151,7 @@ def test_a_nonfinite_mini_step_is_skipped_and_counted_and_the_next_one_goes_on(m
     hook.remove()
     assert (report.stepped, report.reason, report.made, report.updates) == (True, "", 1, 1)
     assert report.skips == {"nonfinite": 1}
+    assert trainer.optimizer.clock == 0.5  # the schedule does not count what was skipped
     assert math.isnan(report.gradient_norm)
     assert (trainer.nonfinite, trainer.nonfinite_in_a_row) == (1, 0)
     other.step(groups[2:], 0)

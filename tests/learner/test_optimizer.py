@@ -14,7 +14,7 @@ from slipstream.learner.optimizer import Optimizer, schedule_share
 
 def _shares(total, count, **settings):
     section = OptimizerSection(**settings)
-    return [schedule_share(section, updates, total) for updates in range(count)]
+    return [schedule_share(section, updates + 1, total) for updates in range(count)]
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak():
@@ -34,6 +34,19 @@ def test_inverse_square_root_meets_the_warm_up():
     shares = _shares(None, 16, schedule="inverse_sqrt", warmup_steps=4)
     assert shares[3] == 1.0
     assert shares[15] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "inverse_sqrt"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_the_share_is_one_of_batches_and_never_above_the_peak(schedule, warmup):
+    """Whatever number of updates a batch has, the last of them ends where one update would have been."""
+    section = OptimizerSection(schedule=schedule, warmup_steps=warmup)
+    fine = [schedule_share(section, (update + 1) / 4, 20) for update in range(80)]
+    assert fine[3::4] == _shares(20, 20, schedule=schedule, warmup_steps=warmup)
+    assert max(fine) == 1.0
+    rising = fine[: 4 * warmup]
+    assert rising == sorted(rising)
+    assert fine[4 * warmup :] == sorted(fine[4 * warmup :], reverse=True)
 
 
 def _optimizer(**settings):

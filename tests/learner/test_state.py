@@ -44,6 +44,35 @@ def test_the_step_after_a_load_is_bit_identical(make_trainer, random_groups, tmp
     assert _same(resumed.optimizer.state(), trainer.optimizer.state())
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_another_number_of_updates_a_batch_goes_on_at_the_same_share_of_the_schedule(
+    make_trainer, random_groups, tmp_path, before, after
+):
+    """50 steps, linear without warm-up: after 3 batches the fourth ends at 1 - 3/49 of the rate, in any parts."""
+    optimizer = {"schedule": "linear", "learning_rate": 1e-3}
+    trainer = make_trainer(optimizer=optimizer, learner={"n_mini": before})
+    for version in range(3):
+        trainer.step(random_groups(seed=version), 0)
+    resumed = make_trainer(optimizer=optimizer, learner={"n_mini": after})
+    resumed.load(write(tmp_path, 3, trainer.save_writers()))
+    assert resumed.optimizer.clock == 3.0
+    report = resumed.step(random_groups(seed=3), 0)
+    assert report.updates == 3 * before + after
+    assert report.learning_rate == pytest.approx(1e-3 * (1 - 3 / 49))
+
+
+def test_a_checkpoint_without_a_clock_counts_its_updates(make_trainer, random_groups, tmp_path):
+    trainer = make_trainer(learner={"n_mini": 2})
+    trainer.step(random_groups(), 0)
+    folder = write(tmp_path, 1, trainer.save_writers())
+    counts = json.loads((folder / "trainer.json").read_text())
+    del counts["clock"]
+    (folder / "trainer.json").write_text(json.dumps(counts))
+    resumed = make_trainer(learner={"n_mini": 2})
+    resumed.load(folder)
+    assert resumed.optimizer.clock == 1.0
+
+
 def test_a_checkpoint_before_the_first_step_loads(make_trainer, random_groups, tmp_path):
     trainer = make_trainer()
     folder = write(tmp_path, 0, trainer.save_writers())

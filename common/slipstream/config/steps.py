@@ -23,7 +23,7 @@ class OptimizerSection(Section):
     )
     learning_rate: float = setting(1e-6, "peak learning rate", gt=0.0)
     warmup_steps: int = setting(
-        0, "optimizer steps of linear warm-up; a batch makes learner.n_mini of them", ge=0
+        0, "steps (batches) of linear warm-up, over all learner.n_mini updates of each", ge=0
     )
     schedule: Literal["constant", "linear", "cosine", "inverse_sqrt"] = setting(
         "constant", "what follows the warm-up"

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from slipstream.config.schema import Config
 from slipstream.config.steps import OptimizerSection
 from slipstream.learner.muon import Muon
 from slipstream.learner.parameter_groups import check_groups, torch_groups
@@ -21,8 +20,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimizer:
     """Fused AdamW over named parameters; with `kind: muon` Muon for the matrices inside the model.
 
+    The schedule's clock counts batches: each update moves it by its share of one. So it goes on from where it was
+    when another number of updates is made of a batch, and an update that is skipped does not move it.
+
     Attributes:
-        updates: Updates made so far; the schedule's clock.
+        updates: Updates made so far.
+        clock: Batches made so far, with the part of one that was made last.
         factor: On the scheduled rate of the next update.
     """
 
@@ -32,21 +35,25 @@ class Optimizer:
         settings: OptimizerSection,
         total: int | None = None,
         hidden: Collection[str] = (),
+        parts: int = 1,
     ) -> None:
         """Args:
         parameters: What to train, by name.
         settings: Rates and schedule.
-        total: Updates of the whole run, for schedules that end.
+        total: Batches of the whole run, for schedules that end.
         hidden: Names of the matrices that Muon may have.
+        parts: Updates of a batch.
 
         Raises:
             UserError: A pattern of `settings.groups` that does nothing.
         """
         self.updates = 0
+        self.clock = 0.0
         self.factor = 1.0
         self._parameters = dict(parameters)
         self._settings = settings
         self._total = total
+        self._parts = parts
         check_groups(self._parameters, settings)
         inner = {name: p for name, p in parameters.items() if settings.kind == "muon" and name in hidden}
         outer = {name: p for name, p in parameters.items() if name not in inner}
@@ -59,7 +66,7 @@ class Optimizer:
     @property
     def learning_rate(self) -> float:
         """Rate of the next update."""
-        share = schedule_share(self._settings, self.updates, self._total)
+        share = schedule_share(self._settings, self._next_clock(), self._total)
         return self._settings.learning_rate * share * self.factor
 
     def gradient_norm(self) -> float:
@@ -79,7 +86,7 @@ class Optimizer:
             for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * group["factor"]
             optimizer.step()
-        self.updates += 1
+        self.updates, self.clock = self.updates + 1, self._next_clock()
         self.forget()
 
     def forget(self) -> None:
@@ -96,6 +103,14 @@ class Optimizer:
                 for key, value in optimizer.state.get(parameter, {}).items():
                     named[f"{name}:{key}"] = value
         return named
+
+    def resume(self, updates: int, clock: float | None) -> None:
+        """Go on with the counts of a checkpoint; one without a clock was made with as many updates of a batch."""
+        self.updates = updates
+        self.clock = updates / self._parts if clock is None else clock
+
+    def _next_clock(self) -> float:
+        return self.clock + 1 / self._parts
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self._parameters.values() if p.grad is not None]
@@ -119,26 +134,26 @@ def _fresh_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
     return {"step": step, **{name: torch.zeros_like(parameter) for name in MOMENTS}}
 
 
-def planned_updates(config: Config) -> int | None:
-    """Updates of the whole run, for schedules that end; None where the data decides."""
-    return None if config.run.steps is None else config.run.steps * config.learner.n_mini
+def schedule_share(settings: OptimizerSection, number: float, total: int | None) -> float:
+    """Share of the peak learning rate for an update.
 
+    Linear warm-up ends at the peak with batch number `warmup_steps`; then constant, linear or cosine down to
+    `final_share` at the last batch, or inverse square root: sqrt(warm-up / batch number). The first batch after the
+    warm-up, or of a run without one, has the peak.
 
-def schedule_share(settings: OptimizerSection, updates: int, total: int | None) -> float:
-    """Share of the peak learning rate for the update after `updates` made ones.
-
-    Linear warm-up ends at the peak with update number `warmup_steps`; then constant, linear or cosine down to
-    `final_share` at the last update, or inverse square root: sqrt(warm-up / update number).
+    Args:
+        settings: The schedule.
+        number: Batches made once the update is: 2.5 for the first of two updates of the third batch.
+        total: Batches of the whole run.
     """
-    number = updates + 1
     warmup = settings.warmup_steps
     if number <= warmup:
         return number / warmup
     if settings.schedule == "constant":
         return 1.0
     if settings.schedule == "inverse_sqrt":
-        return math.sqrt(max(warmup, 1) / number)
+        return math.sqrt(min(max(warmup, 1) / number, 1.0))
     span = max((total or number) - max(warmup, 1), 1)
-    progress = min((number - max(warmup, 1)) / span, 1.0)
+    progress = min(max((number - max(warmup, 1)) / span, 0.0), 1.0)
     falling = 1 - progress if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     return settings.final_share + (1 - settings.final_share) * falling

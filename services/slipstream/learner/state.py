@@ -112,7 +112,7 @@ def load(trainer: Stateful, folder: Path, ranks: Ranks) -> None:
         weights.fill(name, value)
     for name, value in moments.items():
         rest.fill(name, value)
-    trainer.optimizer.updates = counts["updates"]
+    trainer.optimizer.resume(counts["updates"], counts.get("clock"))
     trainer.nonfinite, trainer.nonfinite_in_a_row = counts["nonfinite"], counts["nonfinite_in_a_row"]
     trainer.governor.restore(counts.get("age_bound"))
     _restore_random(rest.of_rank(ranks.rank))
@@ -176,6 +176,7 @@ def _counts(trainer: Stateful) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "updates": trainer.optimizer.updates,
+        "clock": trainer.optimizer.clock,
         "nonfinite": trainer.nonfinite,
         "nonfinite_in_a_row": trainer.nonfinite_in_a_row,
         "age_bound": trainer.governor.bound,

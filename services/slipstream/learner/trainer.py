@@ -32,7 +32,7 @@ from slipstream.learner.common_save import Writer
 from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy, pick_device
-from slipstream.learner.optimizer import Optimizer, planned_updates
+from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.outlet import Outlet
 from slipstream.learner.parameter_groups import freeze, hidden_matrices
 from slipstream.learner.precision import autocast_dtype, check_precision, learner_model
@@ -94,7 +94,9 @@ class Trainer:
                 self.policy.probe()
         trained = self.policy.parameters()
         hidden = hidden_matrices(self.policy.module, trained)
-        self.optimizer = Optimizer(trained, config.learner.optimizer, planned_updates(config), hidden)
+        self.optimizer = Optimizer(
+            trained, config.learner.optimizer, config.run.steps, hidden, config.learner.n_mini
+        )
         self._preparing = self._prepares(folder)
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
