@@ -13,6 +13,7 @@ HEAVY = {"torch", "transformers", "zmq", "redis", "vllm", "numpy", "datasets", "
 LIBRARIES = {
     "algo": {"torch"},
     "checkpoint": {"msgspec", "xxhash"},
+    "conditions": set(),
     "config": {"pydantic", "yaml"},
     "errors": set(),
     "frames": {"numpy"},
@@ -47,8 +48,9 @@ LIBRARIES = {
     "weights": {"fsspec", "msgspec", "numpy", "torch", "ucxx", "xxhash", "zmq", "zstandard"},
 }
 PARTS = {
-    "algo": set(),
-    "config": {"algo", "errors", "staleness"},
+    "algo": {"conditions"},
+    "conditions": set(),
+    "config": {"algo", "conditions", "errors", "staleness"},
     "errors": set(),
     "frames": {"errors"},
     "headers": {"errors", "frames"},

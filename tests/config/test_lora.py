@@ -35,9 +35,9 @@ def test_dropout_is_refused_where_it_breaks_ratios(usable: Any) -> None:
         assert line.startswith("learner.lora.dropout 0.1")
 
 
-def test_options_without_a_rank_are_refused(usable: Any) -> None:
-    (line,) = problems(usable(**{"learner.lora.targets": ["q_proj"]}))
-    assert line.startswith("learner.lora.targets is set, but learner.lora.rank is null")
+def test_options_without_a_rank_are_warned_of(usable: Any) -> None:
+    (line,) = build(usable(**{"learner.lora.targets": ["q_proj"]}))[1]
+    assert line.startswith("learner.lora.targets ['q_proj'] has no effect: it acts with learner.lora.rank set")
 
 
 def test_a_target_named_twice_is_refused(usable: Any) -> None:

@@ -100,7 +100,6 @@ def test_names_of_other_projects_lead_to_settings_that_exist() -> None:
         ("staleness.policy", "pase", "'pace', 'drop', 'wait' or 'token' (got 'pase')"),
         ("objective.recipe", "grop", "nearest: grpo"),
         ("objective.aggregation", "mean", "should be 'token_mean'"),
-        ("sampling.top_p", 1.5, "less than or equal to 1"),
         ("run", None, "should be a section but holds nothing"),
         ("run", "fast", "should be a section but holds 'fast'"),
         ("run", [1], "should be a section but holds a list"),
@@ -120,12 +119,7 @@ def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: st
     [
         ({"objective.proximal": "none", "staleness.max_staleness": 1}, ["max_staleness 1", "correction"]),
         ({"batch.group_size": 1}, ["objective.advantage grpo", "batch.group_size is 1"]),
-        ({"sampling.top_p": 0.9}, ["top_p 0.9"]),
-        ({"sampling.top_k": 20}, ["top_k 20"]),
-        ({"sampling.min_p": 0.1}, ["min_p 0.1"]),
-        ({"sampling.repetition_penalty": 1.1}, ["repetition_penalty 1.1"]),
         ({"sampling.temperature": 0.0}, ["temperature 0"]),
-        ({"objective.temperature": 0.5}, ["objective.temperature 0.5", "sampling.temperature 1.0"]),
         ({"objective.recipe": "dr_grpo"}, ["fixed_length", "horizon"]),
         ({"objective.recipe": "gdpo"}, ["gdpo", "reward components"]),
         (
@@ -162,7 +156,7 @@ def test_a_wrong_value_is_named_with_its_path(path: str, value: object, says: st
 def test_settings_that_contradict_each_other_are_named(
     changes: dict[str, Any], both: list[str], usable: Any
 ) -> None:
-    """Case 107, and case 42 for the warps that bias the ratio."""
+    """Case 107."""
     problems = refused(usable(**changes))
     assert len(problems) == 1
     for name in both:

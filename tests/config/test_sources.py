@@ -160,7 +160,11 @@ def test_the_resolved_config_loads_as_itself(recipe: str, usable: Any) -> None:
     if needs is None:
         pytest.skip("asks for more than this config has")
     config, _ = build(
-        usable(objective={"recipe": recipe, **needs}, **{"learner.optimizer.learning_rate": 1e-6})
+        usable(
+            objective={"recipe": recipe, **needs},
+            batch={"group_size": RECIPES[recipe].group_size or 8},
+            **{"learner.optimizer.learning_rate": 1e-6},
+        )
     )
     again, _ = build(parse_yaml(yaml.safe_dump(resolved(config), sort_keys=False)))
     assert objective_of(again) == objective_of(config)

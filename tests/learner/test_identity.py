@@ -77,7 +77,7 @@ def test_an_older_checkpoint_is_compared_by_the_names_that_both_know(checkpoint)
             {"learner": {"precision": {"master": "bfloat16"}}},
             "learner.precision.master is 'bfloat16' and was 'float32'",
         ),
-        ({"sampling": {"temperature": 0.5}}, "objective.temperature is 0.5 and was 1.0"),
+        ({"sampling": {"temperature": 0.5}}, "sampling.temperature is 0.5 and was 1.0"),
     ],
 )
 def test_a_changed_setting_is_told_by_name_with_both_values(checkpoint, changes, told):

@@ -25,15 +25,11 @@ class Context:
     """What the rules need to know and the objective does not hold; defaults contradict nothing."""
 
     group_size: int = 8
+    small_groups_meant: bool = False
     batch_samples: int | None = None
     max_staleness: int = 0
     staleness_policy: str = "pace"
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    learner_repeats_warp: bool = False
     raw_logprobs: bool = False
     has_sampler_logprobs: bool = True
     has_topk_logprobs: bool = False

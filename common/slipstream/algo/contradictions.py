@@ -182,20 +182,7 @@ def _rewards(s: Objective, c: Context) -> Rules:
 
 
 def _sampling(s: Objective, c: Context) -> Rules:
-    warp = not c.learner_repeats_warp
-    for name, value, neutral in (
-        ("top_p", c.top_p, 1.0),
-        ("top_k", c.top_k, 0),
-        ("min_p", c.min_p, 0.0),
-        ("repetition_penalty", c.repetition_penalty, 1.0),
-    ):
-        off = value <= neutral if name == "top_k" else value == neutral
-        yield warp and not off, f"{name} {value} in training rollouts biases every ratio; set it to {neutral}"
     yield c.temperature == 0, "sampling temperature 0 explores nothing and has no logprobs; use > 0"
-    yield (
-        s.temperature is not None and s.temperature != c.temperature,
-        f"objective temperature {s.temperature} is not the sampling temperature {c.temperature}",
-    )
     yield (
         c.raw_logprobs and c.temperature != 1.0,
         f"raw engine logprobs with temperature {c.temperature}; use processed logprobs",

@@ -39,7 +39,7 @@ def doubts(s: Objective, c: Context) -> Rules:
         "size (learner.governor.act)",
     )
     yield (
-        s.advantage in STD_ADVANTAGES and 1 < c.group_size < 4,
+        s.advantage in STD_ADVANTAGES and 1 < c.group_size < 4 and not c.small_groups_meant,
         f"group_size {c.group_size} with a standard deviation of so few rewards",
     )
 

@@ -6,7 +6,7 @@ from slipstream.algo.spec import Objective
 
 POSITIVE = (
     "overlong_length", "overlong_buffer", "advantage_clamp", "sapo_tau_pos", "sapo_tau_neg", "dppo_ratio_cap",
-    "cap_high", "sequence_mask_high", "veto_high", "m2po_tau", "horizon", "kl_coeff_clamp", "temperature",
+    "cap_high", "sequence_mask_high", "veto_high", "m2po_tau", "horizon", "kl_coeff_clamp",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "overlong_penalty", "length_coeff", "std_epsilon", "clip_low", "clip_high", "dppo_low", "dppo_high", "dro_beta",

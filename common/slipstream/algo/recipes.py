@@ -19,10 +19,11 @@ __all__ = ["RECIPES", "Context", "Recipe", "contradictions", "resolve"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The fields a method sets, with where it comes from."""
+    """The fields a method sets, with where it comes from; some are made for one size of group."""
 
     source: str
     sets: Mapping[str, Any]
+    group_size: int | None = None
 
 
 _GSPO = {
@@ -75,7 +76,7 @@ RECIPES: dict[str, Recipe] = {
         {"loss": "dppo_kl", "dppo_low": 0.05, "dppo_high": 0.05, **_INSIDE},
     ),
     "dro": Recipe("Direct reward optimisation, arXiv 2405.19107", {"loss": "dro", **_INSIDE}),
-    "two_grpo": Recipe("GRPO with groups of two, arXiv 2510.00977", {"std": "population"}),
+    "two_grpo": Recipe("GRPO with groups of two, arXiv 2510.00977", {"std": "population"}, group_size=2),
     "gdpo": Recipe("GDPO, arXiv 2601.05242; needs two or more reward components", {"advantage": "gdpo"}),
     "gopo": Recipe("GOPO, arXiv 2602.03876: ranks instead of rewards", {"advantage": "gopo"}),
     "maxrl": Recipe("MaxRL, arXiv 2602.02710", {"advantage": "maxrl"}),

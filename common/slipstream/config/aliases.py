@@ -39,4 +39,12 @@ _NAMES = {
     "evaluation.every": "eval_steps eval_interval test_freq",
 }
 
+_WARP = (
+    "completions are sampled from the whole distribution, for a warp of it would bias every ratio; remove it"
+)
+# What others have and a run here has on purpose not, with the reason.
+ABSENT: Mapping[str, str] = {
+    **{f"sampling.{name}": _WARP for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
+    "objective.temperature": "the learner's logprobs are at sampling.temperature, as the samples are; remove it",
+}
 ALIASES: Mapping[str, list[str]] = {alias: [path] for path, names in _NAMES.items() for alias in names.split()}

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from slipstream.conditions import like, unless, unlike, when
 from slipstream.config.base import Section, setting
 
 SourceKind = Literal["jsonl", "huggingface", "reasoning_gym", "arithmetic", "sort_digits", "gsm8k"]
+_GENERATED = when("kind", "reasoning_gym", "arithmetic", "sort_digits")
+_FILE = r".*\.(jsonl|json|csv|parquet|arrow)"
+_EVALUATED = unless("data.holdout", 0) | unless("evaluation.sets", {})
+_EVER = _EVALUATED & (unless("every", 0) | when("at_start", True) | when("at_end", True))
 
 
 class ModelSection(Section):
@@ -19,6 +24,7 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
         "dtype of the learner's weights and of published ones, unless learner.precision says otherwise",
+        acts=when("learner.precision.master", None) | when("learner.precision.transfer", None),
     )
     context_length: int | None = setting(
         None, "longest prompt plus completion, tokens; null takes the model's own", ge=8
@@ -30,19 +36,31 @@ class DataSection(Section):
     """One set of prompts."""
 
     kind: SourceKind = setting("jsonl", "where the rows come from")
-    path: str = setting("", "file, folder or data set id (jsonl, huggingface, gsm8k)")
-    name: str = setting("", "task of reasoning_gym, or configuration of a data set id")
-    options: dict[str, Any] = setting({}, "further options of the source, by its own names")
+    path: str = setting("", "file, folder or data set id", acts=when("kind", "jsonl", "huggingface", "gsm8k"))
+    name: str = setting(
+        "",
+        "task of reasoning_gym, or configuration of a data set id",
+        acts=when("kind", "reasoning_gym", "huggingface", "gsm8k"),
+    )
+    options: dict[str, Any] = setting({}, "further options of the source, by its own names", acts=_GENERATED)
     columns: dict[str, str] = setting({}, "our column name -> the row's; names not given are taken as they are")
     user_turn: str = setting("{prompt}", "format string over the row's columns for the user's turn")
     template: str = setting(
         "chat", "chat, chatml_no_system, plain, or a format string with {prompt}; applied once, one BOS"
     )
-    template_options: dict[str, Any] = setting({}, "extra variables of the chat template")
+    template_options: dict[str, Any] = setting(
+        {}, "extra variables of the chat template", acts=when("template", "chat")
+    )
     system: str = setting("", "system turn put in front of rows that bring none; empty for none")
-    split: str = setting("train", "split to read (huggingface, gsm8k)")
+    split: str = setting(
+        "train",
+        "split to read",
+        acts=when("kind", "huggingface", "gsm8k") & unlike("path", _FILE, "that is no data file"),
+    )
     limit: int | None = setting(None, "rows to generate, or to read from the start; null for all", ge=1)
-    seed: int = setting(0, "seed of generated rows and of the hold-out", ge=0)
+    seed: int = setting(
+        0, "seed of generated rows and of the hold-out", acts=_GENERATED | unless("holdout", 0, None), ge=0
+    )
 
 
 class TrainDataSection(DataSection):
@@ -57,7 +75,7 @@ class TrainDataSection(DataSection):
 
 
 class SamplingSection(Section):
-    """How completions are sampled. Warps that the learner does not repeat are refused."""
+    """How completions are sampled: from the whole distribution, since a warp of it would bias every ratio."""
 
     temperature: float = setting(1.0, "sampling temperature; the objective uses the same", ge=0.0)
     max_new_tokens: int = setting(256, "longest completion, tokens", ge=1)
@@ -65,14 +83,12 @@ class SamplingSection(Section):
     top_logprobs: int = setting(
         0,
         "likeliest tokens that travel with each sampled one, for objectives that need them; 0 is off",
+        acts=like("objective.loss", "dppo_topk_.*", "dppo_topk_tv or dppo_topk_kl")
+        | when("objective.score_centring", True),
         ge=0,
         le=20,
     )
     min_new_tokens: int = setting(1, "prompts that leave less room are refused at load, tokens", ge=1)
-    top_p: float = setting(1.0, "nucleus mass; below 1 biases the ratio and is refused", gt=0.0, le=1.0)
-    top_k: int = setting(0, "keep only the k likeliest tokens, 0 is off; above 0 is refused", ge=0)
-    min_p: float = setting(0.0, "floor relative to the likeliest token; above 0 is refused", ge=0.0, le=1.0)
-    repetition_penalty: float = setting(1.0, "factor on repeated tokens; other than 1 is refused", gt=0.0)
 
 
 class BatchSection(Section):
@@ -80,17 +96,23 @@ class BatchSection(Section):
 
     groups: int = setting(8, "groups (prompts) per step; learner.n_mini optimizer steps are made on them", ge=1)
     group_size: int = setting(8, "samples per group", ge=1)
-    drop_last: bool = setting(False, "skip the last partial batch of finite data instead of training on it")
+    drop_last: bool = setting(
+        False,
+        "skip the last partial batch of finite data instead of training on it",
+        acts=unless("run.epochs", None),
+    )
 
 
 class EvaluationSection(Section):
     """Greedy accuracy on held-out prompts, generated by the rollout replicas with the version pinned."""
 
-    every: int = setting(0, "evaluate every k steps; 0 is only at the start and the end", ge=0)
-    at_start: bool = setting(True, "evaluate the untrained model")
-    at_end: bool = setting(True, "evaluate the final model")
-    temperature: float = setting(0.0, "0 is greedy", ge=0.0)
-    timeout_seconds: float = setting(600.0, "longest wait for an evaluation at the end, seconds", gt=0)
+    every: int = setting(0, "evaluate every k steps; 0 is only at the start and the end", acts=_EVALUATED, ge=0)
+    at_start: bool = setting(True, "evaluate the untrained model", acts=_EVALUATED)
+    at_end: bool = setting(True, "evaluate the final model", acts=_EVALUATED)
+    temperature: float = setting(0.0, "0 is greedy", acts=_EVER, ge=0.0)
+    timeout_seconds: float = setting(
+        600.0, "longest wait for an evaluation at the end, seconds", acts=_EVER, gt=0
+    )
     sets: dict[str, DataSection] = setting({}, "further evaluation sets by name, beside the hold-out")
 
 

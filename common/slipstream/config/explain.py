@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from slipstream.config.aliases import ALIASES
+from slipstream.config.aliases import ABSENT, ALIASES
 
 _SHORTEST_LIST = 20  # more known keys than this are not listed in a message
 
@@ -51,6 +51,8 @@ def _as_section(annotation: Any) -> type[BaseModel] | None:
 def _line(problem: Any, root: type[BaseModel]) -> str:
     location = [str(part) for part in problem["loc"]]
     path, value, kind = ".".join(location), problem.get("input"), problem["type"]
+    if kind == "extra_forbidden" and path in ABSENT:
+        return f"{path}: no setting; {ABSENT[path]}"
     if kind == "extra_forbidden":
         return f"{path}: unknown setting; {_meant(location, root)}"
     if kind == "invalid_key":

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from slipstream.conditions import when
 from slipstream.config.base import Section, setting
 from slipstream.staleness import Policy, masks_over_bound
+
+_BOUND = when("act", "staleness")
 
 
 class GovernorSection(Section):
@@ -17,13 +20,15 @@ class GovernorSection(Section):
         "learning_rate multiplies the rate by the square root of the effective share; staleness tightens the age "
         "bound of the tokens that keep their weight; changes the update",
     )
-    floor: float = setting(0.1, "least factor on the learning rate", gt=0.0, le=1.0)
-    low: float = setting(
-        0.5, "below this share the age bound is one version less for the next step", ge=0, le=1
+    floor: float = setting(
+        0.1, "least factor on the learning rate", acts=when("act", "learning_rate"), gt=0.0, le=1.0
     )
-    high: float = setting(0.8, "above this share it is one version more", ge=0.0, le=1.0)
+    low: float = setting(
+        0.5, "below this share the age bound is one version less for the next step", acts=_BOUND, ge=0, le=1
+    )
+    high: float = setting(0.8, "above this share it is one version more", acts=_BOUND, ge=0.0, le=1.0)
     min_staleness: int = setting(
-        1, "smallest age bound, in versions; the largest is staleness.max_staleness", ge=0
+        1, "smallest age bound, in versions; the largest is staleness.max_staleness", acts=_BOUND, ge=0
     )
 
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 
 from slipstream.algo.contradictions import needs_sampler
 from slipstream.algo.spec import Objective
+from slipstream.conditions import unless
 from slipstream.config.base import Section, setting
 from slipstream.errors import install
+
+_ADAPTED = unless("rank", None)
 
 
 class LoraSection(Section):
@@ -18,14 +21,20 @@ class LoraSection(Section):
         None, "rank of the adapters; null trains every weight instead; changes the update", ge=1
     )
     alpha: float | None = setting(
-        None, "scale is alpha / rank; null is twice the rank; changes the update", gt=0.0
+        None, "scale is alpha / rank; null is twice the rank; changes the update", acts=_ADAPTED, gt=0.0
     )
-    rslora: bool = setting(False, "scale is alpha / sqrt(rank) instead; changes the update")
+    rslora: bool = setting(False, "scale is alpha / sqrt(rank) instead; changes the update", acts=_ADAPTED)
     targets: list[str] = setting(
-        [], "names of linear layers, or their last parts, such as q_proj; empty is all but the output head"
+        [],
+        "names of linear layers, or their last parts, such as q_proj; empty is all but the output head",
+        acts=_ADAPTED,
     )
     dropout: float = setting(
-        0.0, "dropout before the adapters, for objectives without ratios; changes the update", ge=0.0, lt=1.0
+        0.0,
+        "dropout before the adapters, for objectives without ratios; changes the update",
+        acts=_ADAPTED,
+        ge=0.0,
+        lt=1.0,
     )
 
     @property
@@ -55,9 +64,7 @@ class LoraSection(Section):
 def refusals(lora: LoraSection, objective: Objective) -> Iterator[str]:
     """What of the section cannot be, one line each."""
     if lora.rank is None:
-        given = [name for name in ("alpha", "rslora", "targets", "dropout") if getattr(lora, name)]
-        if given:
-            yield f"learner.lora.{given[0]} is set, but learner.lora.rank is null, so every weight is trained; set it"
+        return
     repeats = objective.proximal != "none" or objective.kl_beta > 0
     if lora.dropout and (repeats or needs_sampler(objective)):
         yield (

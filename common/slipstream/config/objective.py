@@ -6,13 +6,16 @@ A setting that is absent takes the recipe's value; one that is given, also as nu
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, create_model
 
 from slipstream.algo.recipes import RECIPES
-from slipstream.algo.spec import Objective, describe, hints
+from slipstream.algo.spec import Advantage, Objective, describe, hints
 from slipstream.config.base import Section
+
+# of the library's choices those that make advantages of rewards: a run's groups bring no others
+_ESTIMATED = Literal[tuple(name for name in get_args(Advantage) if name != "given")]  # type: ignore[valid-type]
 
 
 class RecipeSection(Section):
@@ -26,9 +29,9 @@ class RecipeSection(Section):
 
 
 def _fields() -> dict[str, Any]:
-    described = describe()
+    described, kinds = describe(), hints() | {"advantage": _ESTIMATED}
     return {
-        field.name: (hints()[field.name], Field(field.default, description=described[field.name]))
+        field.name: (kinds[field.name], Field(field.default, description=described[field.name]))
         for field in dataclasses.fields(Objective)
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from slipstream.conditions import unless
 from slipstream.config.base import Section, setting
 
 
@@ -22,7 +23,9 @@ class PrecisionSection(Section):
         "it; null is master; changes the update",
     )
     reduce: Literal["float32", "bfloat16"] = setting(
-        "float32", "dtype in which gradients are summed over ranks; changes the update"
+        "float32",
+        "dtype in which gradients are summed over ranks; changes the update",
+        acts=unless("learner.parallel.ranks", 1, None),
     )
     transfer: Literal["float32", "bfloat16"] | None = setting(
         None,

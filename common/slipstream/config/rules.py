@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 
 from slipstream.algo.contradictions import Context
 from slipstream.algo.contradictions import contradictions as objective_contradictions
-from slipstream.algo.recipes import resolve
+from slipstream.algo.recipes import RECIPES, resolve
 from slipstream.algo.spec import Objective
 from slipstream.config import lora
+from slipstream.config.idle import idle_settings
+from slipstream.config.packages import missing_packages
 from slipstream.config.rules_learner import missing_compiler, step_refusals
 from slipstream.config.schema import Config
 from slipstream.errors import install
@@ -29,9 +31,7 @@ _KEYS = {
     "staleness policy": "staleness.policy",
     "adam_eps": "learner.optimizer.eps",
     "n_mini": "learner.n_mini",
-    "objective temperature": "objective.temperature",
     "sampling temperature": "sampling.temperature",
-    **{name: f"sampling.{name}" for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
 }
 _WORDS = "|".join(name for name in _KEYS if name.isalpha())
 _NAMES = "|".join(name for name in _KEYS if not name.isalpha())
@@ -64,7 +64,9 @@ def contradictions(config: Config) -> tuple[list[str], list[str]]:
     refused, warned = objective_contradictions(objective, _context(config))
     warned = [_full_keys(line) for line in warned] + missing_parts(config)
     refused = [_full_keys(line) for line in refused] + [*lora.refusals(config.learner.lora, objective)]
-    return refused + _own_refusals(config), warned
+    refused += _own_refusals(config)
+    said = "\n".join(refused + warned)
+    return refused, warned + [line for path, line in idle_settings(config, objective) if path not in said]
 
 
 def _full_keys(line: str) -> str:
@@ -82,7 +84,7 @@ def _whole_path(found: re.Match[str]) -> str:
 
 def missing_parts(config: Config) -> list[str]:
     """What a config names and is not installed here; such a config can be checked, but not run."""
-    found = lora.missing(config.learner.lora) + missing_compiler(config)
+    found = lora.missing(config.learner.lora) + missing_compiler(config) + missing_packages(config)
     if config.rollout.engine.kind != "vllm" or importlib.util.find_spec("vllm") is not None:
         return found
     return [
@@ -96,13 +98,10 @@ def _context(config: Config) -> Context:
     sampling = config.sampling
     return Context(
         group_size=config.batch.group_size,
+        small_groups_meant=RECIPES[config.objective.recipe].group_size is not None,
         max_staleness=config.staleness.max_staleness,
         staleness_policy=config.staleness.policy,
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
         has_topk_logprobs=sampling.top_logprobs > 0,
         reward_components=len(config.reward.functions),
         adam_eps=config.learner.optimizer.eps,
@@ -134,6 +133,14 @@ def _own_refusals(config: Config) -> list[str]:
         for name in config.run.accept
         if not may_be_accepted(name)
     ]
+    made_for = RECIPES[config.objective.recipe].group_size if config.objective.recipe in RECIPES else None
+    if made_for not in (None, config.batch.group_size):
+        found.append(
+            f"objective.recipe {config.objective.recipe} is for groups of {made_for}, but batch.group_size is "
+            f"{config.batch.group_size}; set it to {made_for}, or take objective.recipe grpo"
+        )
+    if config.weights.transport == "file" and not config.weights.folder:
+        found.append("weights.transport file needs weights.folder; set it to a folder that all hosts see")
     if not config.reward.functions:
         found.append("reward.functions: no reward is named; add at least one, such as `- use: last_number`")
     names = [function.component for function in config.reward.functions]

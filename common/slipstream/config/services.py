@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from slipstream.conditions import like, unless, when
 from slipstream.config.base import Section, setting, sub
 from slipstream.config.checkpoint import CheckpointSection
 from slipstream.config.governor import GovernorSection
@@ -11,6 +12,14 @@ from slipstream.config.lora import LoraSection
 from slipstream.config.precision import PrecisionSection
 from slipstream.config.steps import OptimizerSection, ReferenceSection
 from slipstream.staleness import Policy
+
+_WORKED = r".*:.*|math|python|reasoning_gym|regex"  # what runs in killable processes
+_WORKER = like("use", _WORKED, "a function of your own, or one of math, python, reasoning_gym, regex")
+_WORKERS = like("reward.functions.*.use", _WORKED, "a function of your own, or one of math, python, …")
+_QUOTA = unless("min_informative_groups", None) | unless("min_informative_frac", None)
+_RANKS = unless("ranks", 1, None)
+_OTHERS = unless("network.host", "127.0.0.1", "localhost", "::1")  # who can be reached from other hosts
+_LINKS = when("transport", "tcp", "ucx", "nccl") | when("transport", "auto") & _OTHERS
 
 
 class StalenessSection(Section):
@@ -26,7 +35,7 @@ class EngineSection(Section):
 
     kind: Literal["transformers", "simulated", "vllm", "http"] = setting("transformers", "engine to use")
     max_sequences: int = setting(64, "sequences decoded at once in a replica", ge=1)
-    threads: int = setting(1, "CPU threads of the engine", ge=1)
+    threads: int = setting(1, "CPU threads of the engine", acts=unless("kind", "http", "simulated"), ge=1)
     options: dict[str, Any] = setting({}, "further options of the engine, by its own names")
 
 
@@ -36,9 +45,14 @@ class RolloutSection(Section):
     replicas: int = setting(1, "rollout processes that `up` starts", ge=1)
     engine: EngineSection = sub(EngineSection, "the engine of each replica")
     express: int = setting(
-        0, "replicas that only go on with what takes longest in the others, which they do faster; 0: none", ge=0
+        0,
+        "replicas that only go on with what takes longest in the others, which they do faster; 0: none",
+        acts=unless("replicas", 1),
+        ge=0,
     )
-    express_sequences: int = setting(8, "sequences decoded at once in such a replica", ge=1)
+    express_sequences: int = setting(
+        8, "sequences decoded at once in such a replica", acts=unless("express", 0), ge=1
+    )
     ticket_seconds: float = setting(600.0, "deadline of one group; after it the group is tried again", gt=0)
     attempts: int = setting(3, "tries per group before it is listed as failed", ge=1)
     handover_mb: int = setting(
@@ -53,10 +67,10 @@ class RewardFunction(Section):
     name: str | None = setting(None, "name of the component; null takes the scorer's")
     weight: float = setting(1.0, "weight in the sum of rewards")
     options: dict[str, Any] = setting({}, "options of the scorer, by its own names")
-    timeout_seconds: float = setting(10.0, "time limit for one call, seconds", gt=0)
-    memory_mb: int = setting(512, "memory limit of its worker process, MiB", ge=64)
+    timeout_seconds: float = setting(10.0, "time limit for one call, seconds", acts=_WORKER, gt=0)
+    memory_mb: int = setting(512, "memory limit of its worker process, MiB", acts=_WORKER, ge=64)
     on_timeout: Literal["unscored", "zero"] | None = setting(
-        None, "what a call over its time limit gives; null leaves it to the scorer"
+        None, "what a call over its time limit gives; null leaves it to the scorer", acts=_WORKER
     )
 
     @property
@@ -70,11 +84,11 @@ class RewardSection(Section):
 
     replicas: int = setting(1, "reward processes that `up` starts", ge=1)
     functions: list[RewardFunction] = setting([], "the rewards whose weighted sum is trained on")
-    workers: int = setting(1, "killable worker processes per replica for user code", ge=1)
+    workers: int = setting(1, "killable worker processes per replica for user code", acts=_WORKERS, ge=1)
     max_unscored_share: float = setting(
         0.5, "stop the run when more than this share of the last window is unscored", ge=0.0, le=1.0
     )
-    unscored_window: int = setting(200, "samples in that window", ge=1)
+    unscored_window: int = setting(200, "samples in that window", acts=unless("max_unscored_share", 1.0), ge=1)
 
 
 class BufferSection(Section):
@@ -105,9 +119,13 @@ class BufferSection(Section):
     min_informative_frac: float | None = setting(
         None, "the same as a share of batch.groups, rounded up", gt=0.0, le=1.0
     )
-    refill_groups: int = setting(512, "groups without signal that may be dropped for one step", ge=1)
+    refill_groups: int = setting(
+        512, "groups without signal that may be dropped for one step", acts=_QUOTA, ge=1
+    )
     refill_spent: Literal["raise", "proceed"] = setting(
-        "raise", "when so many were: raise stops the run, proceed trains on what is there"
+        "raise",
+        "when so many were: raise stops the run, proceed trains on what is there",
+        acts=_QUOTA,
     )
 
 
@@ -117,12 +135,17 @@ class ParallelSection(Section):
     ranks: int | None = setting(
         None, "processes that train together; null is 1 under `up`, and what torchrun says elsewhere", ge=1
     )
-    replicate: int = setting(1, "copies of the sharded model (HSDP); divides the ranks", ge=1)
+    replicate: int = setting(1, "copies of the sharded model (HSDP); divides the ranks", acts=_RANKS, ge=1)
     cpu_offload: bool = setting(
-        False, "keep weights, gradients and moments in host memory (several ranks on GPUs); changes memory only"
+        False,
+        "keep weights, gradients and moments in host memory (several ranks on GPUs); changes memory only",
+        acts=_RANKS & unless("learner.device", "cpu"),
     )
     timeout_seconds: float = setting(
-        300.0, "deadline of each collective: a rank that hangs ends the learner after it, seconds", gt=0
+        300.0,
+        "deadline of each collective: a rank that hangs ends the learner after it, seconds",
+        acts=_RANKS,
+        gt=0,
     )
 
 
@@ -171,18 +194,32 @@ class WeightsSection(Section):
     allow_unencrypted: bool = setting(
         False,
         "auto may take ucx between hosts although the run has a key: requests are encrypted, the weights are not",
+        acts=when("transport", "auto") & _OTHERS,
     )
     host: str | None = setting(None, "name of this host among those of the run; null takes its host name")
     port: int = setting(
-        0, "port of the learner's first link, the next link takes the next; 0 takes free ones", ge=0, le=65535
+        0,
+        "port of the learner's first link, the next link takes the next; 0 takes free ones",
+        acts=_LINKS,
+        ge=0,
+        le=65535,
     )
-    folder: str | None = setting(None, "folder or fsspec URL that all hosts see, for the file transport")
-    delta: bool = setting(False, "send what changed where that is smaller (16-bit weights, slow links)")
-    dense_every: int = setting(25, "with delta: send every k-th version whole", ge=1)
-    frame_seconds: float = setting(10.0, "deadline for each 8 MiB of a transfer, seconds", gt=0)
+    folder: str | None = setting(
+        None,
+        "folder or fsspec URL that all hosts see, for the file transport",
+        acts=when("transport", "auto", "file"),
+    )
+    delta: bool = setting(
+        False,
+        "send what changed where that is smaller (16-bit weights, slow links)",
+        acts=_LINKS | when("transport", "file") | when("transport", "auto") & unless("folder", None),
+    )
+    dense_every: int = setting(25, "send every k-th version whole", acts=when("delta", True), ge=1)
+    frame_seconds: float = setting(10.0, "deadline for each 8 MiB of a transfer, seconds", acts=_LINKS, gt=0)
     canary_bound: float | None = setting(
         0.1,
         "largest difference of a replica's logprobs from the learner's on fixed prompts after a swap; null is off",
+        acts=unless("rollout.engine.kind", "simulated"),
         gt=0,
     )
     keep_seconds: float = setting(
@@ -233,7 +270,12 @@ class TelemetrySection(Section):
     log_format: Literal["auto", "human", "json"] = setting("auto", "auto is human on a terminal, else json")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe line shown")
     samples_per_step: int = setting(4, "samples of each step kept for the report; 0 keeps none", ge=0, le=64)
-    samples_mb: float = setting(16.0, "most MiB of them in the run's folder; older ones are thinned out", gt=0)
+    samples_mb: float = setting(
+        16.0,
+        "most MiB of them in the run's folder; older ones are thinned out",
+        acts=unless("samples_per_step", 0),
+        gt=0,
+    )
     tensorboard: bool = setting(
         False, "also write steps, evaluations and samples as TensorBoard events (extra: tensorboard)"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from slipstream.conditions import unless, when
 from slipstream.config.base import Section, setting
 
 
@@ -29,12 +30,18 @@ class OptimizerSection(Section):
         "constant", "what follows the warm-up"
     )
     final_share: float = setting(
-        0.0, "share of the peak left at the last step (linear, cosine)", ge=0.0, le=1.0
+        0.0,
+        "share of the peak left at the last step",
+        acts=when("schedule", "linear", "cosine"),
+        ge=0.0,
+        le=1.0,
     )
     beta1: float = setting(0.9, "decay of the first moment", ge=0.0, lt=1.0)
     beta2: float = setting(0.95, "decay of the second moment", ge=0.0, lt=1.0)
     eps: float = setting(1e-8, "AdamW epsilon", gt=0.0)
-    momentum: float = setting(0.95, "decay of Muon's running mean of gradients", ge=0.0, lt=1.0)
+    momentum: float = setting(
+        0.95, "decay of Muon's running mean of gradients", acts=when("kind", "muon"), ge=0.0, lt=1.0
+    )
     weight_decay: float = setting(0.0, "decoupled weight decay; vectors (norms, biases) have none", ge=0.0)
     groups: list[ParameterGroup] = setting([], "parameters with a rate or decay of their own, by pattern")
     grad_clip: float | None = setting(1.0, "largest global gradient norm; null is off", gt=0.0)
@@ -48,5 +55,7 @@ class ReferenceSection(Section):
         "start (the weights that the run begins with), a folder, a built-in name or a hub id; null is none",
     )
     offload: bool = setting(
-        False, "keep it in host memory between its passes (CUDA); changes memory and speed only"
+        False,
+        "keep it in host memory between its passes (CUDA); changes memory and speed only",
+        acts=unless("source", None) & unless("learner.device", "cpu"),
     )

@@ -42,10 +42,10 @@ _TOKENIZER_FILES = (
 def settings_of(config: Config) -> dict[str, Any]:
     """The part of a run's identity that stands in its config: plain values by setting."""
     objective = dataclasses.asdict(objective_of(config))
-    objective["temperature"] = objective["temperature"] or config.sampling.temperature
     precision = config.learner.precision
     own = {
         "run.seed": config.run.seed,
+        "sampling.temperature": config.sampling.temperature,
         "learner.precision.master": precision.master or config.model.dtype,
         "learner.precision.transfer": precision.transfer or config.model.dtype,
         "learner.freeze": sorted(config.learner.freeze),

@@ -78,8 +78,7 @@ class Trainer:
         torch.manual_seed(config.run.seed)
         self._config = config
         self._spec = objective_of(config)
-        temperature = self._spec.temperature
-        self._temperature = config.sampling.temperature if temperature is None else temperature
+        self._temperature = config.sampling.temperature
         self.ranks = Ranks() if ranks is None else ranks
         device = config.learner.device if self.ranks.mesh is None else str(self.ranks.device)
         check_precision(config, pick_device(device), alone=self.ranks.mesh is None)
