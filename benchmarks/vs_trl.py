@@ -32,7 +32,8 @@ from slipstream.tokens import load_tokenizer
 TRL, TORCH = "trl==1.16.0", "torch==2.13.0"
 HERE = Path(__file__).resolve().parent
 WINDOW, TARGET = 10, 0.6
-OURS = ["objective.recipe=grpo", "learner.optimizer.schedule=constant", "batch.groups=4",
+# TRL's ratio is to the step's own start, so its clip never acts; recipe tis has none.
+OURS = ["objective.recipe=tis", "learner.optimizer.schedule=constant", "batch.groups=4",
         "learner.checkpoint.every=100000",
         "evaluation.at_start=false", "evaluation.at_end=false", "evaluation.every=0", "evaluation.sets={}",
         "telemetry.log_format=json"]  # fmt: skip

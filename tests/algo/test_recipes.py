@@ -81,6 +81,11 @@ def test_the_clip_of_plain_grpo_acts_in_one_step_on_a_batch() -> None:
         torch.testing.assert_close(pi_BT.grad, torch.tensor(gradient, dtype=torch.float64))
 
 
+def test_maxrl_weighs_by_the_sampler_and_clips_nothing() -> None:
+    spec = resolve("maxrl")
+    assert (spec.correction, spec.cap_high, spec.clip_low, spec.clip_high) == ("tis", 2.0, None, None)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_no_recipe_has_a_clip_that_cannot_act(recipe: str) -> None:
     spec = resolve(recipe)

@@ -128,6 +128,17 @@ async def test_the_learner_finds_the_samplers_own_logprobs_at_the_same_ids(llama
     torch.testing.assert_close(own, batch.sampler_BT, atol=1e-4, rtol=0)
 
 
+async def test_the_learner_knows_where_the_sampled_token_is_one_of_the_likeliest(llama_folder, make_trainer):
+    groups = await sampled("transformers", llama_folder, make_trainer(TOPK[0], sampling={"top_logprobs": K}))
+    batch, ids_BTK = global_batch(groups, 0, None, heads=True), head_ids(groups)
+    sampled_N = np.concatenate([arrays.token_ids for _, arrays in groups])
+    token_BT = torch.arange(ids_BTK.shape[1]) < batch.lengths_B[:, None]
+    expected_N = (ids_BTK[token_BT] == torch.from_numpy(sampled_N)[:, None]).any(1)
+    assert torch.equal(batch.in_head_BT[token_BT], expected_N)
+    assert not batch.in_head_BT[~token_BT].any()
+    assert 0 < int(expected_N.sum()) < len(expected_N)
+
+
 async def test_groups_without_likeliest_tokens_are_named_with_the_setting(make_trainer, random_groups):
     trainer = make_trainer(TOPK[0], sampling={"top_logprobs": K})
     with pytest.raises(UserError, match=r"ticket 0 came with 0 likeliest tokens.*sampling\.top_logprobs"):

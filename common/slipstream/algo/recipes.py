@@ -79,7 +79,10 @@ RECIPES: dict[str, Recipe] = {
     "two_grpo": Recipe("GRPO with groups of two, arXiv 2510.00977", {"std": "population"}, group_size=2),
     "gdpo": Recipe("GDPO, arXiv 2601.05242; needs two or more reward components", {"advantage": "gdpo"}),
     "gopo": Recipe("GOPO, arXiv 2602.03876: ranks instead of rewards", {"advantage": "gopo"}),
-    "maxrl": Recipe("MaxRL, arXiv 2602.02710", {"advantage": "maxrl"}),
+    "maxrl": Recipe(
+        "MaxRL, arXiv 2602.02710: no clip, token TIS against the sampler",
+        {"advantage": "maxrl", **_NO_CLIP, **_TIS},
+    ),
     "scale_rl": Recipe(
         "The art of scaling RL compute, arXiv 2510.13786: CISPO, batch scaling, prompt mean",
         {
