@@ -97,6 +97,12 @@ def test_missing_or_refusing_chat_template_is_the_users_matter(make_tokenizer):
         render(refusing, {"prompt": "q"})
 
 
+def test_a_renamed_column_keeps_its_own_name_beside_ours():
+    raw = {"question": "q", "answer": "steps", "solution": "4"}
+    row = read_row(raw, DataSpec(kind="jsonl", columns={"prompt": "question", "answer": "solution"}), "row 0")
+    assert row.columns == {"question": "q", "answer": "4", "solution": "4"}
+
+
 def test_columns_are_mapped_and_made_fit_for_messages():
     import datetime
 
@@ -106,6 +112,8 @@ def test_columns_are_mapped_and_made_fit_for_messages():
     row = read_row(raw, DataSpec(kind="jsonl", columns={"prompt": "q", "answer": "gold"}), "row 0")
     assert row.question == "a"
     assert row.columns == {
+        "q": "a",
+        "gold": str(2**70),
         "answer": str(2**70),
         "when": "2026-01-02",
         "t": [1, {"2": None}],

@@ -153,6 +153,16 @@ async def test_a_missing_column_is_unscored_and_named(score: Score) -> None:
     assert "solution" in scored.detail
 
 
+async def test_a_reward_that_asks_for_a_column_that_is_not_there_is_told_which_are(
+    scorers: Callable[..., Scorers], reward_file: Callable[[str], str]
+) -> None:
+    path = reward_file("def f(completion, task):\n    return float(task.columns['solution'] == completion)\n")
+    (scored,) = await scorers(RewardSpec(f"{path}:f")).score_group("p", ["4"], {"answer": "4", "level": 1})
+    assert scored.reward is None
+    assert "the row has no column 'solution'; it has answer, level" in scored.detail
+    assert Task("p", {"answer": "4"}).columns.get("solution") is None
+
+
 async def test_a_gold_that_is_no_number_is_unscored(score: Score) -> None:
     scored = (await score("gsm8k", ["4"], {"answer": "four"}))[0]
     assert (scored.reward, scored.unscored) == (None, "exception")

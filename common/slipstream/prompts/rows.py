@@ -34,7 +34,7 @@ class Row:
 
 
 def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
-    """Apply the column mapping, repair text and bring values to plain types.
+    """Apply the column mapping (a column then has both names), repair text and bring values to plain types.
 
     Raises:
         UserError: A mapped column is missing, there is no prompt, or the answer is empty; names the row.
@@ -82,9 +82,8 @@ def _mapped(raw: Mapping[str, Any], mapping: Mapping[str, str], label: str) -> d
         if theirs not in raw:
             have = ", ".join(raw) or "none"
             raise UserError(f"{label}: data.columns.{ours}={theirs}, but its columns are {have}", "map another")
-    taken = set(mapping.values())
-    kept = {name: value for name, value in raw.items() if name not in taken}
-    return kept | {ours: raw[theirs] for ours, theirs in mapping.items()}
+    # both names stay, so that a reward may read a column by the one that its author knew
+    return {**raw, **{ours: raw[theirs] for ours, theirs in mapping.items()}}
 
 
 def _refuse_empty_answer(columns: Mapping[str, Any], label: str) -> None:

@@ -39,11 +39,28 @@ class ScorerFault(Exception):
     """A scorer cannot do its work, through no fault of the answer: a column is missing, a gold unreadable."""
 
 
+class MissingColumn(KeyError):
+    """A reward asks for a column that the row has not; the message names those it has."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _Columns(dict[str, Any]):
+    """A row's columns, which say what there is when one is asked for that is not."""
+
+    def __missing__(self, name: str) -> Any:
+        raise MissingColumn(f"the row has no column {name!r}; it has {', '.join(self) or 'none'}")
+
+
 class Task(msgspec.Struct, frozen=True):
     """What a sample answers: the prompt's text and the data row's further columns."""
 
     prompt: str
     columns: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "columns", _Columns(self.columns))
 
     def column(self, name: str) -> Any:
         """Value of a column.
@@ -51,9 +68,10 @@ class Task(msgspec.Struct, frozen=True):
         Raises:
             ScorerFault: The row has no such column; the message names those it has.
         """
-        if name not in self.columns:
-            raise ScorerFault(f"the row has no column {name!r}; it has {', '.join(self.columns) or 'none'}")
-        return self.columns[name]
+        try:
+            return self.columns[name]
+        except MissingColumn as error:
+            raise ScorerFault(str(error)) from None
 
 
 class Outcome(msgspec.Struct, frozen=True):
