@@ -1,4 +1,4 @@
-r"""Where in a completion the answer stands: the last balanced `\boxed{...}`, a `#### x` line, the last number.
+r"""Where in a completion the answer stands: the last balanced `\boxed{...}` (or `\fbox`), a `#### x` line, a number.
 
 A box that the text's end cuts off is no answer, and what stands inside it isn't looked for elsewhere.
 """
@@ -10,12 +10,15 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from slipstream.rewards.numbers import find_numbers, parse_number
+from slipstream.rewards.numbers import find_numbers, leading_number, parse_number
+from slipstream.rewards.wrappers import without_marks
 
 Source = Literal["box", "marker", "number", "none"]
 
-_BRACES = re.compile(r"(?P<box>\\f?boxed\s?\{)|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"(?P<box>\\(?:f?boxed|fbox)\s?\{)|\\.|[{}]", re.DOTALL)
 _MARKER = re.compile(r"####[ \t]*([^\n]*)")
+_MARKDOWN = re.compile(r"\*\*|__|~~|`")
+_STARTS_WITH_DIGIT = re.compile(r"[-+−–]?\s?\\?\$?[0-9]")
 _STARTS_WITH_WORD = re.compile(r"[A-Za-z]{2}")
 
 
@@ -64,11 +67,11 @@ def last_marked(text: str) -> str | None:
     marks = _MARKER.findall(text)
     if not marks:
         return None
-    line: str = marks[-1].replace("*", "").strip()
+    line = without_marks(_MARKDOWN.sub("", marks[-1]).strip().strip("*"))
     if _STARTS_WITH_WORD.match(line):
         return None
-    if parse_number(line) is None and re.match(r"[-+−–]?\s?\\?\$?[0-9]", line):
-        return next(find_numbers(line), line)
+    if parse_number(line) is None and _STARTS_WITH_DIGIT.match(line):
+        return leading_number(line) or line
     return line
 
 

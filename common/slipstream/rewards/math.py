@@ -18,6 +18,8 @@ from slipstream.rewards.base import Outcome, Task
 from slipstream.rewards.characters import asciify
 from slipstream.rewards.extract import Extracted, extract_answer
 from slipstream.rewards.numbers import Number, looks_scientific, parse_number, parse_values, same, tidy
+from slipstream.rewards.words import scrambled
+from slipstream.rewards.wrappers import bare, without_marks
 
 _TOO_LONG = 4000
 
@@ -66,7 +68,7 @@ class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def _compare(self, gold: str, answer: str) -> bool | None:
         """Equal, different, or None for what isn't made of plain numbers."""
-        if tidy(gold) == tidy(answer):
+        if bare(tidy(gold)) == bare(tidy(answer)):
             return True
         golds, answers = parse_values(gold), parse_values(answer)
         if golds is None or answers is None:
@@ -86,6 +88,9 @@ class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 def library_equal(gold: str, answer: str) -> bool:
     """Whether math-verify holds two texts for equal; may take for ever, so only inside a killable process."""
+    gold, answer = without_marks(gold), without_marks(answer)
+    if scrambled(gold, answer):
+        return False
     parse, verify = _library()
     parsed_gold = parse(f"${_canonical(gold)}$", parsing_timeout=None)
     parsed_answer = parse(f"${_canonical(answer)}$", parsing_timeout=None)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from slipstream.rewards.characters import asciify
+from slipstream.rewards.wrappers import bare, bare_number
 
 RELATIVE = Fraction(1, 10**6)
 # Longer texts and larger exponents are no answer to a sum, and would cost time to work out.
@@ -54,6 +55,10 @@ _LOOSE = re.compile(
 _LOOSE_PLAIN = re.compile(
     rf"(?P<sign>[+-]\s?)?(?:\\?\$)?(?P<body>{_LOOSE_NUMBER})(?P<percent>{_LOOSE_PERCENT})"
 )
+_GOES_ON = re.compile(
+    r"[.,:]?[0-9]|[A-Za-z_]+[0-9]|\s?[+^]\s?[A-Za-z]|\*[A-Za-z]"
+    r"|\s?(?:[-+*/^x]|\\times|\\cdot|\\div)\s?[-+(]?\s?(?:[0-9(]|\\[dt]?frac|\\sqrt)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +80,11 @@ def parse_number(text: str) -> Number | None:
     text = tidy(text)
     if not text or len(text) > _MAX_CHARS:
         return None
-    return _parse(text) or _parse(_UNIT.sub("", text).strip())
+    number = _parse(text) or _parse(_UNIT.sub("", text).strip())
+    if number is None and (inner := bare_number(text)) != text:
+        inner = tidy(inner)
+        number = _parse(inner) or _parse(_UNIT.sub("", inner).strip())
+    return number
 
 
 def parse_values(text: str) -> tuple[Number, ...] | None:
@@ -83,7 +92,7 @@ def parse_values(text: str) -> tuple[Number, ...] | None:
     number = parse_number(text)
     if number is not None:
         return (number,)
-    text = tidy(text)
+    text = bare(tidy(text))
     inner = text[1:-1] if text.startswith("(") and text.endswith(")") else text
     parts = [parse_number(part) for part in inner.split(",")[:1000]]
     numbers = tuple(part for part in parts if part is not None)
@@ -100,6 +109,18 @@ def find_numbers(text: str, plain: bool = False) -> Iterator[str]:
     for found in (_LOOSE_PLAIN if plain else _LOOSE).finditer(text):
         negative = (found["sign"] or "").startswith("-") and not _operand_before(text, found.start())
         yield ("-" if negative else "") + found["body"] + (found["percent"] or "")
+
+
+def leading_number(text: str) -> str | None:
+    """The number that a text begins with, or None where what follows makes it a part of something else.
+
+    `42 apples`, `42km` and `42.` begin with 42; `12x34`, `12 * 34`, `12:30` and `1.2.3` with no number.
+    """
+    text = asciify(text).strip()
+    found = _LOOSE.match(text)
+    if found is None or _GOES_ON.match(text, found.end()):
+        return None
+    return ("-" if (found["sign"] or "").startswith("-") else "") + found["body"] + (found["percent"] or "")
 
 
 def same(gold: Number, other: Number, lenient_percent: bool = False) -> bool:
