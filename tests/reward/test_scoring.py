@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from slipstream.config.load import build
+from slipstream.errors import UserError
 from slipstream.messages import EvaluationResult, Group, Sample
-from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, reward_specs
+from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, reward_specs
 from slipstream.rewards.base import Scored
 
 
@@ -95,3 +96,27 @@ def test_the_config_names_the_rewards():
     }
     (spec,) = reward_specs(build(tree)[0])
     assert (spec.use, spec.weight, spec.timeout_seconds) == ("last_number", 2.0, 3.0)
+
+
+def names_of(weights: dict[str, float]) -> NamedRewards:
+    function = {"use": "mine.py:f", "weights": weights}
+    return NamedRewards(
+        build({"data": {"kind": "arithmetic"}, "reward": {"functions": [function]}})[0].reward.functions
+    )
+
+
+def test_a_weight_for_a_name_that_never_appears_is_refused_with_those_that_do():
+    names = names_of({"right": 2.0, "shrot": 0.5})
+    returned = {"f": 1.0, "f.right": 1.0, "f.short": 0.0}
+    for _ in range(199):
+        names.note(returned)
+    with pytest.raises(UserError) as caught:
+        names.note(returned)
+    for word in ("reward.functions.0.weights", "'shrot'", "right, short"):
+        assert word in str(caught.value)
+
+
+def test_a_weight_for_a_name_that_appears_now_and_then_is_right():
+    names = names_of({"right": 2.0, "rare": 0.5})
+    for turn in range(1000):
+        names.note({"f": 1.0, "f.right": 1.0} | ({"f.rare": 1.0} if turn == 150 else {}))

@@ -2,6 +2,7 @@
 
 import array
 import collections
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -203,3 +204,21 @@ async def test_what_a_function_returns_or_raises_in_its_worker_costs_one_sample(
     assert loaded.pools["sample"].pids == pids
     (alone,) = await scorers(RewardSpec(f"{path}:batch", timeout_seconds=60)).score_group("p", ["x"], {})
     assert (alone.reward, alone.unscored) == (None, "exception")
+
+
+@pytest.mark.parametrize(
+    ("weights", "reward", "reason"),
+    [
+        ({}, 1.5, ""),
+        ({"a": 2.0}, 2.5, ""),
+        ({"a": 0.0, "b": -1.0}, -0.5, ""),
+        ({"a": 1e6, "b": 1e6}, None, "out_of_range"),
+        ({"c": 3.0}, 1.5, ""),
+    ],
+)
+async def test_named_rewards_are_summed_by_their_own_weights(weights: Any, reward: Any, reason: str) -> None:
+    scorer = saying("f", Outcome(value=1.5, components={"a": 1.0, "b": 0.5, "none": None}))
+    scorer.spec = dataclasses.replace(scorer.spec, weights=weights)
+    (scored,) = await Scorers([scorer]).score_group("p", ["c"], {})
+    assert (scored.reward, scored.unscored) == (reward, reason)
+    assert scored.components == {"f": reward, "f.a": 1.0, "f.b": 0.5, "f.none": None}

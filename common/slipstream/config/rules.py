@@ -103,7 +103,8 @@ def _context(config: Config) -> Context:
         staleness_policy=config.staleness.policy,
         temperature=sampling.temperature,
         has_topk_logprobs=sampling.top_logprobs > 0,
-        reward_components=len(config.reward.functions),
+        # a function of one's own may return a dict of named rewards, so it may be several
+        reward_components=sum(2 if ":" in function.use else 1 for function in config.reward.functions),
         adam_eps=config.learner.optimizer.eps,
         governs=config.learner.governor.act != "off",
         n_mini=config.learner.n_mini,
@@ -146,6 +147,13 @@ def _own_refusals(config: Config) -> list[str]:
     names = [function.component for function in config.reward.functions]
     if len(set(names)) < len(names):
         found.append("reward.functions: two rewards have the same name; give each its own `name`")
+    found += [
+        f"reward.functions: {name!r} would also be the named reward {name.removeprefix(f'{other}.')!r} of {other!r}; "
+        "give one another `name`"
+        for other in names
+        for name in names
+        if name.startswith(f"{other}.")
+    ]
     if config.sampling.min_new_tokens > config.sampling.max_new_tokens:
         found.append("sampling.min_new_tokens is above sampling.max_new_tokens; lower the first")
     length = config.model.context_length

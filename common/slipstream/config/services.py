@@ -15,6 +15,7 @@ from slipstream.staleness import Policy
 
 _WORKED = r".*:.*|math|python|reasoning_gym|regex"  # what runs in killable processes
 _WORKER = like("use", _WORKED, "a function of your own, or one of math, python, reasoning_gym, regex")
+_OWN = like("use", ".*:.*", "a function of your own")
 _WORKERS = like("reward.functions.*.use", _WORKED, "a function of your own, or one of math, python, …")
 _QUOTA = unless("min_informative_groups", None) | unless("min_informative_frac", None)
 _RANKS = unless("ranks", 1, None)
@@ -66,6 +67,12 @@ class RewardFunction(Section):
     use: str = setting("last_number", "registered name, dotted path or file path of the scorer")
     name: str | None = setting(None, "name of the component; null takes the scorer's")
     weight: float = setting(1.0, "weight in the sum of rewards")
+    weights: dict[str, float] = setting(
+        {},
+        "weights of the named rewards in the dict that it returns; a name that is not given counts 1, one that never "
+        "appears is refused",
+        acts=_OWN,
+    )
     options: dict[str, Any] = setting({}, "options of the scorer, by its own names")
     timeout_seconds: float = setting(10.0, "time limit for one call, seconds", acts=_WORKER, gt=0)
     memory_mb: int = setting(512, "memory limit of its worker process, MiB", acts=_WORKER, ge=64)

@@ -111,6 +111,7 @@ class RewardSpec:
         use: A registered name, `package.module:function` or `file.py:function`.
         name: Name of the component; empty takes the function's name.
         weight: Weight in the sum; with 0 the component is reported and changes nothing.
+        weights: Weights of the named rewards in the dict that it returns, 1 for a name that is not given.
         options: Keyword options of the scorer.
         timeout_seconds: Wall-time limit of one call.
         memory_mb: Limit of the worker process's address space, MiB.
@@ -120,6 +121,7 @@ class RewardSpec:
     use: str
     name: str = ""
     weight: float = 1.0
+    weights: Mapping[str, float] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     timeout_seconds: float = 10.0
     memory_mb: int = 512

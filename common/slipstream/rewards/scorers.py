@@ -56,7 +56,8 @@ class Scorer:
             outcomes = await self._outcomes(prompt, completions, columns)
         except Exception as error:  # noqa: BLE001  (around all rewards: one completion may never end a run)
             outcomes = [fault_of(error)] * len(completions)
-        return [self.failures.apply(outcome_of(outcome)) for outcome in outcomes]
+        checked = [self.failures.apply(outcome_of(outcome)) for outcome in outcomes]
+        return [_reweighed(outcome, self.spec.weights) for outcome in checked] if self.spec.weights else checked
 
     async def _outcomes(
         self, prompt: str, completions: Sequence[str], columns: dict[str, Any]
@@ -181,6 +182,23 @@ class Scorers:
         return Scored(None, components, reason, f"{name}: {outcome.detail}", tuple(flags))
 
 
+def _reweighed(outcome: Outcome, weights: Mapping[str, float]) -> Outcome:
+    """The outcome of a dict as the weighted sum of its named rewards."""
+    if outcome.value is None or not outcome.components:
+        return outcome
+    products = {
+        name: weighted(value, weights.get(name, 1.0))
+        for name, value in outcome.components.items()
+        if value is not None
+    }
+    for name, product in products.items():
+        if product is None:
+            detail = f"{name} {outcome.components[name]:g} times its weight {weights[name]:g} is out of range"
+            return Outcome(status="out_of_range", components=outcome.components, detail=detail)
+    total = outcome_of(math.fsum(product for product in products.values() if product is not None))
+    return msgspec.structs.replace(total, components=outcome.components, flags=outcome.flags)
+
+
 def _weighed(outcome: Outcome, weight: float) -> Outcome:
     """The outcome with its weight; unscored where that takes it out of bounds."""
     if outcome.value is None:
@@ -235,8 +253,9 @@ def _failures(spec: RewardSpec, failures: Failures) -> Failures:
 
 def _check(spec: RewardSpec) -> None:
     name = spec.name or spec.use
-    if not abs(spec.weight) <= MAX_REWARD:
-        raise UserError(f"reward {name!r}: weight {spec.weight} is not within ±{MAX_REWARD:g}")
+    for weight in (spec.weight, *spec.weights.values()):
+        if not abs(weight) <= MAX_REWARD:
+            raise UserError(f"reward {name!r}: weight {weight} is not within ±{MAX_REWARD:g}")
     if not (math.isfinite(spec.timeout_seconds) and spec.timeout_seconds > 0):
         raise UserError(f"reward {name!r}: timeout_seconds {spec.timeout_seconds} is not above 0")
     if spec.memory_mb < 64:

@@ -15,7 +15,8 @@ from slipstream.algo.advantages import reward_tensor
 from slipstream.algo.prepare import Batch
 from slipstream.errors import UserError
 from slipstream.learner.batch import Scored
-from slipstream.messages import Sample, expand_versions
+from slipstream.learner.components import component_matrix
+from slipstream.messages import expand_versions
 from slipstream.staleness import Lost, age
 
 
@@ -33,13 +34,14 @@ def global_batch(
         groups: At least one.
         version: The learner's version, from which the ages of tokens follow.
         max_age: Age above which a token loses its weight; None masks none.
-        component_weights: Weight of each reward component by name, for objectives that need them apart.
+        component_weights: Weight of each reward by name, and of named rewards of one as `reward.name` where they have
+            their own, for objectives that need them apart.
         lost: Versions that restarts took out of the line of descent.
         heads: Whether the objective needs the sampler's likeliest tokens.
 
     Raises:
         StalenessError: A token of a version that does not exist yet.
-        UserError: A component without a weight, or a group without the likeliest tokens.
+        UserError: Only one reward where they are needed apart, or a group without the likeliest tokens.
     """
     samples = [sample for group, _ in groups for sample in group.samples]
     lengths = np.array([sample.tokens for sample in samples])
@@ -47,6 +49,9 @@ def global_batch(
     logprobs = np.concatenate([arrays.logprobs for _, arrays in groups])
     versions = np.concatenate([expand_versions(sample.versions) for sample in samples])
     sizes = [len(group.samples) for group, _ in groups]
+    components_BK, weights_K = (
+        (None, None) if component_weights is None else component_matrix(samples, component_weights)
+    )
     batch = Batch(
         rewards_B=reward_tensor([sample.reward for sample in samples]),
         groups_B=torch.from_numpy(np.repeat(np.arange(len(groups)), sizes)),
@@ -55,10 +60,8 @@ def global_batch(
         truncated_B=torch.tensor([sample.finish != "stop" for sample in samples]),
         ages_BT=_padded(_ages(version, versions, lost), token_BT, np.dtype(np.int64)),
         max_age=max_age,
-        components_BK=None if component_weights is None else _components(samples, component_weights),
-        component_weights_K=(
-            None if component_weights is None else torch.tensor(list(component_weights.values()))
-        ),
+        components_BK=components_BK,
+        component_weights_K=weights_K,
         head_sampler_BTK=_head_logprobs(groups, token_BT) if heads else None,
         in_head_BT=_in_head(groups, token_BT) if heads else None,
     )
@@ -125,15 +128,3 @@ def _padded(values: np.ndarray, token_BT: np.ndarray, dtype: np.dtype) -> Tensor
     padded_BT = np.zeros(token_BT.shape, dtype=dtype)
     padded_BT[token_BT] = values
     return torch.from_numpy(padded_BT)
-
-
-def _components(samples: list[Sample], weights: Mapping[str, float]) -> Tensor:
-    """Component rewards [B, K] in the order of the weights; NaN where a sample has none."""
-    unknown = {name for sample in samples for name in sample.components} - set(weights)
-    if unknown:
-        raise UserError(
-            f"reward component {min(unknown)!r} has no weight in reward.functions",
-            "give the function that makes it this `name`",
-        )
-    rows = [[sample.components.get(name) for name in weights] for sample in samples]
-    return torch.stack([reward_tensor(row) for row in rows])

@@ -123,7 +123,9 @@ class Preparing:
     def _component_weights(self) -> dict[str, float] | None:
         if self.spec.advantage != "gdpo":
             return None
-        return {f.component: f.weight for f in self.config.reward.functions}
+        functions = self.config.reward.functions
+        parts = {f"{f.component}.{name}": f.weight * own for f in functions for name, own in f.weights.items()}
+        return {f.component: f.weight for f in functions} | parts
 
 
 def _count(report: StepReport, groups: int, batch: Batch, gradient_B: Tensor) -> None:

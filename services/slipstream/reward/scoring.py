@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from slipstream.config.schema import Config
+from slipstream.config.services import RewardFunction
+from slipstream.errors import UserError
 from slipstream.messages import EvaluationResult, Group
 from slipstream.rewards.base import RewardSpec, Scored
+
+_PATIENCE = 200  # samples after which a named reward that was never returned is taken for misspelt
 
 
 def reward_specs(config: Config) -> list[RewardSpec]:
@@ -19,6 +23,7 @@ def reward_specs(config: Config) -> list[RewardSpec]:
             use=function.use,
             name=function.name or "",
             weight=function.weight,
+            weights=function.weights,
             options=function.options,
             timeout_seconds=function.timeout_seconds,
             memory_mb=function.memory_mb,
@@ -26,6 +31,43 @@ def reward_specs(config: Config) -> list[RewardSpec]:
         )
         for function in config.reward.functions
     ]
+
+
+class NamedRewards:
+    """Watches that each named reward that has a weight of its own (`weights`) is one that its function returns.
+
+    A misspelt name would leave the true one at weight 1 without a word.
+    """
+
+    def __init__(self, functions: Sequence[RewardFunction]) -> None:
+        self._functions = functions
+        self._missing = {(each.component, name) for each in functions for name in each.weights}
+        self._seen: set[str] = set()
+        self._left = _PATIENCE
+
+    def note(self, components: Mapping[str, float | None]) -> None:
+        """Note what one scored sample got.
+
+        Raises:
+            UserError: After `_PATIENCE` samples some name has never appeared.
+        """
+        if not self._missing:
+            return
+        self._seen |= components.keys()
+        self._missing = {pair for pair in self._missing if ".".join(pair) not in self._seen}
+        self._left -= 1
+        if not self._missing or self._left > 0:
+            return
+        component, name = min(self._missing)
+        own = sorted(
+            each.removeprefix(f"{component}.") for each in self._seen if each.startswith(f"{component}.")
+        )
+        index = [each.component for each in self._functions].index(component)
+        raise UserError(
+            f"reward.functions.{index}.weights: {component} has returned no reward called {name!r} in {_PATIENCE} "
+            f"samples, only {', '.join(own) or 'plain numbers'}",
+            "take the name out or mend it",
+        )
 
 
 def apply_scores(group: Group, scored: Sequence[Scored]) -> None:

@@ -13,7 +13,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.messages import Frames, Group, check_run, decode_group, encode_scored
-from slipstream.reward.scoring import Strikes, apply_scores, evaluation_result, reward_specs
+from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, reward_specs
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
 from slipstream.run_folder import RunFolder
@@ -62,6 +62,7 @@ class RewardService:
         self._sender = sender
         self._metrics = metrics
         self._unscored, self._refusals = Pace(lines=5, seconds=10.0), Pace(lines=5, seconds=10.0)
+        self._names = NamedRewards(config.reward.functions)
         self._strikes = Strikes(config.reward.unscored_window, config.reward.max_unscored_share)
 
     async def serve(self, delivery: Delivery) -> None:
@@ -130,7 +131,9 @@ class RewardService:
         self._metrics.scored(group.score_seconds)
         self._metrics.samples.inc(len(group.scored_rewards))
         for sample in group.samples:
-            if sample.reward is None:
+            if sample.reward is not None:
+                self._names.note(sample.components)
+            else:
                 self._metrics.unscored.labels(sample.unscored).inc()
             if cause := self._strikes.note(sample.unscored):
                 raise RunHalted(cause)
