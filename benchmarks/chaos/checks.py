@@ -1,4 +1,4 @@
-"""What must hold after any number of faults: promises 1 to 3 and 8, from the ledger and the run's folder."""
+"""What must hold after any number of faults: promises 1 to 3, 8 and 9, from the ledger and the run's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.chaos.stack import EPOCHS, Stack
 from slipstream.checkpoint.finding import newest_complete
 from slipstream.config.load import load_config
 from slipstream.ledger.client import Ledger
-from slipstream.ledger.counts import Audit
+from slipstream.ledger.counts import Audit, unmoved
 from slipstream.prompts.order import EpochOrder
 from slipstream.run_folder import line_of_descent, read_lines
 
@@ -32,6 +32,7 @@ def problems(stack: Stack, policy: str, eta: int) -> list[str]:
         *audit.problems,
         *_once(stack, steps, audit),
         *_line(steps),
+        *unmoved(steps),
         *_ages(steps, policy, eta),
         *_finite(steps),
         *_left_behind(stack),

@@ -10,6 +10,7 @@ FINE = Seen(True, "", 8, 0.1, 0.0, 1.0)
 CASES = [
     ("cut_off", Seen(True, "", 8, 0.75, 0.0, 1.0), "75% of the samples", "sampling.max_new_tokens 2"),
     ("no_update", Seen(False, "no_gradient", 8, 0.0, 0.0, 1.0), "(no_gradient)", "batch.group_size"),
+    ("no_update", Seen(False, "no_weight", 8, 0.0, 0.0, 1.0), "(no_weight)", "objective.mask_truncated"),
     ("no_update", Seen(False, "too_old", 8, 0.0, 0.0, 1.0), "(too_old)", "staleness.max_staleness"),
     ("no_update", Seen(False, "nonfinite", 8, 0.0, 0.0, 1.0), "(nonfinite)", "learning_rate"),
     ("no_update", Seen(False, "zero_gradient", 8, 0.0, 0.0, 1.0), "(zero_gradient)", "learner.freeze"),

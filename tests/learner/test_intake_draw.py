@@ -12,7 +12,7 @@ from slipstream.config.load import build
 from slipstream.errors import RunHalted, TransportTimeout
 from slipstream.learner.intake_draw import Draw, Waiting
 from slipstream.learner.restore import Line
-from slipstream.ledger.records import Refusal, Taken
+from slipstream.ledger.records import Aside, Refusal, Taken
 from slipstream.messages import encode_group
 from slipstream.questions import Fetch, Offer, Offered, Stored
 from slipstream.transport.base import OK, RETRY, Reply
@@ -34,6 +34,10 @@ class FakeLedger:
 
     async def untake(self, step, learner):
         del self.steps[step]
+
+    async def set_aside(self, step, learner, groups):
+        del self.steps[step]
+        self.aside = list(groups)
 
     async def drop(self, ticket, attempt, reason, tokens):
         self.drops.append((ticket, reason))
@@ -215,6 +219,29 @@ async def test_other_policies_evict_nothing(bench):
     rig = bench()
     rig.sender.store(1, 2, oldest=1)
     assert await tickets(rig, version=9) == [1, 2]
+
+
+async def test_what_was_set_aside_is_told_and_the_rest_of_the_batch_is_offered_again(bench):
+    rig = bench(groups=3)
+    rig.sender.store(1, 2, 3)
+    batch = await rig.draw.batch(Line())
+    leaving = [Aside(1, 0, "stale", again=True), Aside(2, 0, "masked")]
+    await rig.draw.set_aside(1, batch, leaving)
+    assert rig.ledger.aside == leaving
+    del rig.sender.held[0][1], rig.sender.held[0][2]
+    rig.sender.store(3, 4, 5)  # the shard finds 3 buffered again
+    assert await tickets(rig) == [3, 4, 5]
+    told = next(offer for offer in rig.sender.offers if offer.changed)
+    assert (told.changed, told.dropped) == ([1, 2, 3], [(2, "masked")])
+
+
+async def test_what_a_commit_dropped_is_told_to_the_shards(bench):
+    rig = bench()
+    rig.sender.store(1, 2, 3, 4)
+    assert await tickets(rig) == [1, 2]
+    rig.draw.gone([(2, 0, "nonfinite")])
+    assert await tickets(rig, 2) == [3, 4]
+    assert (rig.sender.offers[-1].changed, rig.sender.offers[-1].dropped) == ([2], [(2, "nonfinite")])
 
 
 async def test_wait_holds_the_learner_for_groups_that_would_pass_the_bound(bench):

@@ -152,6 +152,7 @@ def test_a_nonfinite_mini_step_is_skipped_and_counted_and_the_next_one_goes_on(m
     assert (report.stepped, report.reason, report.made, report.updates) == (True, "", 1, 1)
     assert report.skips == {"nonfinite": 1}
     assert trainer.optimizer.clock == 0.5  # the schedule does not count what was skipped
+    assert report.idle == {0: "nonfinite", 1: "nonfinite"}
     assert math.isnan(report.gradient_norm)
     assert (trainer.nonfinite, trainer.nonfinite_in_a_row) == (1, 0)
     other.step(groups[2:], 0)
@@ -175,6 +176,7 @@ def test_a_part_without_gradient_makes_no_step(make_trainer, make_group):
     groups = [make_group([7], [[1], [2]], [1.0, 1.0]), make_group([5, 6], [[1, 2, 3], [1, 4]], [1.0, 0.0], 1)]
     report = make_trainer(learner={"n_mini": 2}, batch={"groups": 2}).step(groups, 0)
     assert (report.made, report.skips, report.skipped_groups) == (1, {"no_gradient": 1}, 1)
+    assert report.idle == {0: "no_gradient"}
     report = make_trainer(learner={"n_mini": 2}, batch={"groups": 2}).step(groups[:1] * 2, 0)
     assert (report.stepped, report.reason, report.skips) == (False, "no_gradient", {"no_gradient": 2})
 

@@ -77,9 +77,9 @@ def test_the_width_of_the_rewards_is_recorded(record):
 
 
 def test_a_norm_that_is_not_finite_is_recorded_as_none():
-    """Case 63: a line of JSON has no NaN, and a step that was skipped for one must be told all the same."""
-    report = StepReport(reason="nonfinite", gradient_norm=float("nan"), groups=1)
-    record = step_record(Line(5, 4), 4, [(group(sample(1.0)), None)], report, 2.0)
+    """Case 63: a line of JSON has no NaN, and a step of which a part was skipped for one must be told."""
+    report = StepReport(stepped=True, gradient_norm=float("nan"), groups=1)
+    record = step_record(Line(5, 5), 4, [(group(sample(1.0)), None)], report, 2.0)
     assert record["gradient_norm"] is None
     json.dumps(record, allow_nan=False)
 

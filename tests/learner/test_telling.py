@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.config.load import build
-from slipstream.errors import RunHalted
 from slipstream.learner.concerns import Seen
 from slipstream.learner.record import step_record
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
-from slipstream.learner.service import Learner
 from slipstream.learner.telling import Telling
 from slipstream.ledger.counts import Counts
 from slipstream.run_folder import RunFolder, read_lines
@@ -66,8 +64,8 @@ def tell(parts, make_group):
 
     async def one(telling: Telling, step: int) -> None:
         batch = [make_group([1], [[3, 4], [5, 6]], [0.0, 0.0], finish=["length", "length"])]
-        report = StepReport(reason="no_gradient", groups=1, samples=2)
-        line = Line(step, 0)
+        report = StepReport(stepped=True, groups=1, samples=2)
+        line = Line(step, step)
         telling.choose(batch, step)
         await telling.step(line, 0, batch, report, step_record(line, 0, batch, report, 1.0))
 
@@ -86,11 +84,13 @@ async def test_samples_without_a_reward_are_counted_since_the_step_before_also_b
     assert steps[-1]["unscored_total"] == {"timeout": 9}
 
 
-async def test_a_run_that_learns_nothing_is_warned_of_once_and_the_folder_keeps_it(parts, tell, caplog):
+async def test_a_run_that_learns_nothing_is_warned_of_once_and_the_folder_keeps_it(parts, make_group, caplog):
     caplog.set_level(logging.INFO)
     telling = Telling(parts)
     for step in range(1, 9):
-        await tell(telling, step)
+        telling.seen(
+            step, Seen.idle([make_group([1], [[3], [5]], [0.0, 0.0], finish=["length"] * 2)[0]], "no_gradient")
+        )
     said = [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
     assert len(said) == 3
     assert "100% of the samples of the last 5 batches were cut off at sampling.max_new_tokens 2" in said[0]
@@ -115,22 +115,8 @@ async def test_a_batch_that_became_no_step_counts_as_well(parts):
 async def test_sinks_get_each_step_at_its_number_with_its_samples(parts, tell):
     await tell(Telling(parts), 4)
     ((step, values, samples),) = parts.sent
-    assert (step, values["step/version"], values["step/truncated"]) == (4, 0, 1.0)
+    assert (step, values["step/version"], values["step/truncated"]) == (4, 4, 1.0)
     assert [(each.text, each.reward, each.finish) for each in samples] == [
         ("34", 0.0, "length"),
         ("56", 0.0, "length"),
     ]
-
-
-def learner(parts, updates: int) -> SimpleNamespace:
-    parts.trainer.optimizer.updates = updates
-    return SimpleNamespace(_parts=parts, _line=Line(6, 0), _telling=Telling(parts))
-
-
-def test_a_run_without_an_update_is_halted_and_says_why(parts):
-    made = learner(parts, 0)
-    for _ in range(5):
-        made._telling.seen(6, Seen(False, "no_gradient", 2, 1.0, 0.0, 0.0))
-    with pytest.raises(RunHalted, match=r"no update was made in 6 steps: 100% of .* sampling\.max_new_tokens"):
-        Learner._halt_if_nothing_was_learned(made)
-    Learner._halt_if_nothing_was_learned(learner(parts, 1))

@@ -168,12 +168,42 @@ def test_batch_without_gradient_touches_nothing(make_trainer, make_group, random
         "all old": [make_group([5], [[1, 3], [2]], [1.0, 0.0], version=0)],
     }[case]
     report = trainer.step(groups, 9 if case == "all old" else 0)
-    reason = "too_old" if case == "all old" else "no_gradient"
+    reason, idle = {
+        "equal rewards": ("no_gradient", "no_gradient"),
+        "all truncated": ("no_weight", "masked"),
+        "all unscored": ("no_weight", "unscored"),
+        "all empty": ("no_weight", "empty"),
+        "all old": ("too_old", "stale"),
+    }[case]
     assert (report.stepped, report.reason, report.updates) == (False, reason, 1)
+    assert report.idle == {0: idle}
     assert report.micro_batches == 0
     assert _same(_copy(trainer), before)
     assert _same(trainer.optimizer.state(), moments)
     assert all(math.isfinite(value) for value in report.metrics.values())
+
+
+def test_a_batch_with_a_group_that_cannot_have_weight_is_not_trained_on(make_trainer, make_group):
+    """The group is named, and the others train in the step that is made without it."""
+    trainer = make_trainer(eta=1)
+    before = _copy(trainer)
+    fresh = make_group([5], [[1, 3], [2]], [1.0, 0.0], version=9)
+    old = make_group([5], [[1, 3], [2]], [1.0, 0.0], ticket=1, version=0)
+    half = make_group([5], [[1, 3], [2]], [1.0, 0.0], ticket=2, version=[[(0, 1), (9, 1)], [(0, 1)]])
+    alone = make_group([5], [[1, 3], [2]], [1.0, None], ticket=3, version=9)
+    report = trainer.step([fresh, old, half, alone], 9)
+    assert (report.stepped, report.reason, report.made) == (False, "too_old", 0)
+    assert (report.idle, report.weights) == ({1: "stale", 3: "unscored"}, [3, 0, 1, 0])
+    assert _same(_copy(trainer), before)
+    report = trainer.step([fresh, half], 9)
+    assert (report.stepped, report.idle, report.weights) == (True, {}, [3, 1])
+
+
+def test_groups_of_lost_versions_are_too_old_by_their_distance(make_trainer, make_group):
+    """Seven updates were lost: what their last weights sampled is seven from the line, and has no weight at 2."""
+    groups = [make_group([5], [[1], [2]], [1.0, 0.0], version=each) for each in (92, 93, 97)]
+    report = make_trainer(eta=2).step(groups, 98, [(91, 97)])
+    assert (report.stepped, report.idle) == (False, {1: "stale", 2: "stale"})
 
 
 def test_empty_completion_counts_in_the_group_mean(make_trainer, make_group, gradients_of):

@@ -128,9 +128,12 @@ async def test_past_the_bound_it_is_of_use_only_where_old_tokens_are(ledger, ter
     await ledger.open_run(terms(policy=policy))
     await ledger.claim_learner("L")
     await ledger.join(replica())
-    await ledger.admit("g0", 1, 0)
+    await ledger.admit("g0", 3, 0)
+    for step in (1, 2):
+        await ledger.buffered(step, 0, "b", 0, 0, 0, True)
+        await ledger.take(step, [(step, 0)], "L")
+        await ledger.commit(step, step, "L")
     await ledger.hand_over(0, 0, 30, b"x", limit=100)
-    await ledger.advance_version(2, "L")
     (ticket,) = await ledger.admit("g0", 1, 2)
     assert ticket.partial == kept
     assert await sums(ledger) == (30, 0 if kept else 30)

@@ -187,6 +187,12 @@ class LearnerSection(Section):
     max_nonfinite_steps: int = setting(
         3, "stop after this many batches in a row without an update, for a gradient that is not finite", ge=1
     )
+    max_idle_batches: int = setting(
+        20,
+        "stop when so many batches' worth of groups were dropped for one step because nothing in them moves the "
+        "weights: rewards all equal, unscored, masked or empty",
+        ge=1,
+    )
     take_timeout_seconds: float = setting(
         900.0, "stop when no batch could be filled for this long, seconds", gt=0
     )

@@ -120,13 +120,17 @@ class BookCalls(LedgerCalls):
         )
         return msgspec.msgpack.encode(snapshot)
 
-    async def restore(self, snapshot: bytes) -> RunState:
+    async def restore(self, snapshot: bytes, back: str = "") -> RunState:
         """Fill an empty ledger, or one older than the snapshot; open the run afterwards as usual.
 
         Stored groups stay with their buffers; what was on its way is issued again.
 
+        Args:
+            snapshot: As `snapshot` made it.
+            back: Names the consent by which a newer book is given up for this one; each counts once.
+
         Raises:
-            LedgerError: The ledger is as new as the snapshot, or newer.
+            LedgerError: The ledger is as new as the snapshot, or newer, and nobody consents to give it up.
             msgspec.DecodeError: Not a snapshot.
         """
         book = msgspec.msgpack.decode(snapshot, type=Snapshot)
@@ -134,12 +138,13 @@ class BookCalls(LedgerCalls):
             raise msgspec.ValidationError(
                 f"snapshot schema {book.schema}, this process reads {SNAPSHOT_SCHEMA}"
             )
-        digest = hashlib.sha256(snapshot).hexdigest()
+        digest = hashlib.sha256(snapshot).hexdigest() + back
         blobs = tuple(zlib.decompress(bitmap) for bitmap in book.bitmaps.values())
         reply = await self._book.call(
             StateReply,
             "restore",
             digest,
+            int(bool(back)),
             book.run,
             book.records,
             book.folded,

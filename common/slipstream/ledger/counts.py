@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import msgspec
 
-from slipstream.ledger.records import OPEN_STATES, STATES
+from slipstream.ledger.records import OPEN_STATES, STATES, lost_range
+from slipstream.staleness import age
 
 _UNSCORED = "unscored/"
 
@@ -117,7 +120,7 @@ class Conservation(msgspec.Struct, frozen=True, kw_only=True):
 class Book(msgspec.Struct, frozen=True, array_like=True):
     """What the ledger says of itself: counters, sums of what is folded, sizes of its indexes.
 
-    `bits` are (label, tickets set in that bitmap).
+    `bits` are (label, tickets set in that bitmap), `lost` ranges of versions as `FIRST-LAST`.
     """
 
     issued: int
@@ -128,6 +131,16 @@ class Book(msgspec.Struct, frozen=True, array_like=True):
     flying: int
     deadlines: int
     partials: int
+    step: int = 0
+    version: int = 0
+    lost: list[str] = []
+
+    @property
+    def updates(self) -> int:
+        """Updates between the initial weights and those of the line of descent."""
+        lost = [lost_range(text) for text in self.lost]
+        behind = bool(lost) and lost[-1][1] == self.version  # rolled back, and not published anew yet
+        return age(lost[-1][0] - 1 if behind else self.version, 0, lost)
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +181,8 @@ def compare(book: Book, scanned: Mapping[str, int]) -> Audit:
         ("side store", book.partials, partials),
     ]
     problems += [f"{name}: {size} tickets, records {want}" for name, size, want in indexes if size != want]
+    if book.updates != book.step:
+        problems.append(f"steps: {book.step} are booked, and the weights were moved by {book.updates}")
     tallies = {name: str(value) for name, value in counted.items()}
     tallies |= {name: str(value) for name, value in counters.items() if ":" not in name}
     counts = Counts.read(book.issued, tallies)
@@ -184,3 +199,27 @@ def by_reason(counts: Mapping[str, int]) -> str:
 
 def _in_brackets(counts: Mapping[str, int]) -> str:
     return f" [{by_reason(counts)}]" if counts else ""
+
+
+def unmoved(steps: Sequence[dict[str, Any]]) -> list[str]:
+    """Everything in a line of descent that was booked as a step or as trained, and moved nothing.
+
+    Args:
+        steps: Records of `steps.jsonl`, as `line_of_descent` gives them. Those of older releases, which also told of
+            steps without an update, are measured in the same way.
+    """
+    found = [
+        f"step {step['step']} made no update" for step in steps if not step["stepped"] or step["updates"] < 1
+    ]
+    found += [
+        f"step {after['step']} has version {after['version']}, and the one before it {before['version']}"
+        for before, after in pairwise(steps)
+        if after["version"] <= before["version"]
+    ]
+    found += [
+        f"step {step['step']} trained ticket {ticket} without weight"
+        for step in steps
+        for (ticket, _), tokens in zip(step["tickets"], step.get("weights", ()), strict=False)
+        if not tokens
+    ]
+    return found

@@ -877,33 +877,73 @@ define('give_back', WRITES, function(shard, tickets)
   return back
 end)
 
-define('untake', WRITES, function(step, learner)
-  local run = run_of(learner)
+local function refuse_committed(step, run)
   if step <= run.step then refuse('LEDGER', 'step ' .. step .. ' is committed; a rollback undoes it') end
+end
+
+define('untake', WRITES, function(step, learner)
+  refuse_committed(step, run_of(learner))
   to_buffered(step, false)
 end)
 
--- `tickets` is what the learner trained on, and that is what becomes trained: a take or an untake that arrives
--- late does not change it. Without a list it is what the step has taken. A group that may be used again is
--- buffered again; it stays among the step's groups, so that a rollback takes this use back.
-define('commit', WRITES, function(step, version, learner, tickets)
+local FREE = {buffered = true, taken = true}   -- stored, and in no step that is made
+
+-- A batch that cannot make the step: the named groups leave it, each by its reason, and the others are free again.
+-- One that is to come again is issued anew as long as it has attempts left and no step has used it, else dropped.
+-- What had left before, as when the call is repeated, stays where it is.
+define('set_aside', WRITES, function(step, learner, groups)
+  local run = run_of(learner)
+  refuse_committed(step, run)
+  for _, group in ipairs(groups) do
+    local number, attempt, reason, again = unpack(group)
+    local record = read(number)
+    if record and record.attempt == attempt and FREE[record.state] then
+      redis.call('SREM', key('step:' .. step), number)
+      record.step = 0
+      if again == 1 and record.uses == 0 and record.tries + 1 < run.max_attempts then
+        reissue(record, run, reason, 0, true)
+      else
+        close(record, 'dropped', reason)
+      end
+    end
+  end
+  to_buffered(step, false)
+end)
+
+-- The step's groups that the learner names, as records that it may still decide about.
+local function named(tickets)
+  local found = {}
+  for i, ticket in ipairs(tickets) do
+    found[i] = held(ticket[1], ticket[2])
+    if not FREE[found[i].state] then refuse_gone(found[i]) end
+  end
+  return found
+end
+
+-- A step is a new version: what moved no weights is no step. `tickets` is what the learner trained on, and that is
+-- what becomes trained: a take or an untake that arrives late does not change it. Without a list it is what the step
+-- has taken. `idle` are groups of the batch that had no part in an update, each with its reason: they are dropped. A
+-- group that may be used again is buffered again; it stays among the step's groups, so that a rollback takes this use
+-- back.
+define('commit', WRITES, function(step, version, learner, tickets, idle)
   local run = run_of(learner)
   if step == run.step and version == run.version then return run_reply() end   -- repeated
   if step ~= run.step + 1 then
     refuse('LEDGER', 'step ' .. step .. ' cannot be committed, the next step is ' .. (run.step + 1))
   end
-  if version ~= run.version and version ~= run.version + 1 then
-    refuse('LEDGER', 'version ' .. version .. ' cannot follow version ' .. run.version)
+  if version ~= run.version + 1 then
+    refuse('LEDGER', 'version ' .. version .. ' cannot follow version ' .. run.version .. ' by one step')
   end
-  local trained = {}
+  local trained, without = named(tickets), named(idle)
   if #tickets == 0 then
     for i, number in ipairs(sorted_members('step:' .. step)) do trained[i] = read(number) end
   end
-  for i, ticket in ipairs(tickets) do
-    trained[i] = held(ticket[1], ticket[2])
-    if trained[i].state ~= 'taken' and trained[i].state ~= 'buffered' then refuse_gone(trained[i]) end
-  end
   if #trained == 0 then refuse('LEDGER', 'step ' .. step .. ' has taken no groups') end
+  for i, record in ipairs(without) do
+    redis.call('SREM', key('step:' .. step), record.number)
+    record.step = 0
+    close(record, 'dropped', idle[i][3])
+  end
   for _, record in ipairs(trained) do
     redis.call('SREM', key('step:' .. step), record.number)
     note_use(record, 1)
@@ -1156,7 +1196,7 @@ local function book(run)
   return {
     run.next, redis.call('HGETALL', key('counts')), redis.call('HGETALL', key('folded')), bits,
     redis.call('ZCARD', key('retry')), redis.call('ZCARD', key('flight')), redis.call('ZCARD', key('deadlines')),
-    redis.call('HLEN', key('partials')),
+    redis.call('HLEN', key('partials')), run.step, run.version, redis.call('LRANGE', key('lost'), 0, -1),
   }
 end
 
@@ -1225,11 +1265,12 @@ local function restore_record(record, run)
   add('uses', record.uses)
 end
 
-define('restore', GROWS, function(digest, fields, records, folded, labels, lost, discarded, ...)
+-- `back` is 1 where a person gives up what is newer than the snapshot.
+define('restore', GROWS, function(digest, back, fields, records, folded, labels, lost, discarded, ...)
   local run = hash('run')
   if run and run.restored == digest then return run_reply() end   -- repeated
   local version = tonumber(fields.version)
-  if run and run.version >= version then
+  if run and run.version >= version and back == 0 then
     refuse('LEDGER', 'the ledger is at version ' .. run.version .. ', the snapshot at ' .. version)
   end
   wipe()

@@ -119,7 +119,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         fields["end_ticket"] = None if fields["end_ticket"] == "-1" else fields["end_ticket"]
         fields["ticket_deadline_s"] = float(fields["ticket_deadline_ms"]) / 1000
         fields["terms"] = msgspec.convert(fields, RunTerms, strict=False)
-        fields["lost_versions"] = [tuple(text.split("-")) for text in lost]
+        fields["lost_versions"] = [lost_range(text) for text in lost]
         fields["changed"] = changed
         return msgspec.convert(fields, cls, strict=False)
 
@@ -195,6 +195,16 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
     refused: list[Refusal]
 
 
+class Aside(msgspec.Struct, frozen=True):
+    """A group that leaves a batch because it cannot move the weights: dropped by its reason, or issued again as long
+    as it has attempts left and no step has used it."""
+
+    number: int
+    attempt: int
+    reason: str
+    again: bool = False
+
+
 class Folded(msgspec.Struct, frozen=True):
     """Tickets that are closed for good, as inclusive ranges; `cursor` is the `since` of the next call."""
 
@@ -227,6 +237,12 @@ class EvalStatus(msgspec.Struct, frozen=True, array_like=True):
 def pairs(flat: list[str]) -> dict[str, str]:
     """A mapping from names and values in turn, as Redis gives a hash."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def lost_range(text: str) -> tuple[int, int]:
+    """First and last of the versions that a restart took out of the line, as the ledger writes them down."""
+    first, last = text.split("-")
+    return int(first), int(last)
 
 
 def check_reason(reason: str) -> str:

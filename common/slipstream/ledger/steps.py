@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.ledger.base import LedgerCalls
-from slipstream.ledger.records import Folded, RunState, State, Taken, pairs
+from slipstream.ledger.records import Aside, Folded, RunState, State, Taken, check_reason, pairs
 from slipstream.ledger.runs import StateReply
 
 _AT_ONCE = 1000
@@ -82,19 +82,35 @@ class StepCalls(LedgerCalls):
         """Give back what was taken for a step that is not committed."""
         await self._book.do("untake", step, learner)
 
+    async def set_aside(self, step: int, learner: str, groups: Sequence[Aside]) -> None:
+        """A batch that makes no step: the named groups leave it, and the others are free again, in one instant.
+
+        One that had gone before is passed over, so that the call can be repeated.
+        """
+        facts = [(each.number, each.attempt, check_reason(each.reason), int(each.again)) for each in groups]
+        await self._book.do("set_aside", step, learner, facts)
+
     async def commit(
-        self, step: int, version: int, learner: str, tickets: Sequence[tuple[int, int]] = ()
+        self,
+        step: int,
+        version: int,
+        learner: str,
+        tickets: Sequence[tuple[int, int]] = (),
+        idle: Sequence[tuple[int, int, str]] = (),
     ) -> RunState:
         """The step is done: its groups are trained, step and version advance, in one instant.
 
         Args:
             step: The run's step + 1.
-            version: The run's + 1, or the same when the step made no new weights.
+            version: The run's + 1: what makes no new weights is no step.
             learner: The learner's incarnation.
             tickets: (number, attempt) of what was trained; whatever else the step had taken goes back. Without
                 them the step trained all that it has taken.
+            idle: (number, attempt, reason) of groups of the batch that had no part in an update: they are dropped.
         """
-        return (await self._book.call(StateReply, "commit", step, version, learner, list(tickets))).read()
+        facts = [(number, attempt, check_reason(reason)) for number, attempt, reason in idle]
+        reply = await self._book.call(StateReply, "commit", step, version, learner, list(tickets), facts)
+        return reply.read()
 
     async def advance_version(self, version: int, learner: str) -> None:
         """Set a higher version without a step: weights that a restarted learner publishes anew."""

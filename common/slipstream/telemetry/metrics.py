@@ -154,7 +154,9 @@ class LearnerMetrics(Metrics):
         self.tokens = self.counter("learner_tokens_total", "completion tokens trained on")
         self.samples = self.counter("learner_samples_total", "samples of the batches trained on")
         self.groups = self.counter("learner_groups_total", "groups of the batches trained on")
-        self.skipped = self.counter("learner_skipped_steps_total", "batches without a step", "reason")
+        self.skipped = self.counter(
+            "learner_skipped_steps_total", "batches that were no step and were set aside", "reason"
+        )
         self.updates = self.counter(
             "learner_updates_total", "optimizer steps made; learner.n_mini of them a batch"
         )

@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING, Any
 from slipstream.cli.looking import find_run, open_ledger
 from slipstream.config.load import load_recorded
 from slipstream.errors import EXIT_FAULT, EXIT_OK, LedgerError, UserError
+from slipstream.ledger.counts import unmoved
+from slipstream.run_folder import line_of_descent, read_lines
 
 if TYPE_CHECKING:
     from slipstream.ledger.counts import Audit, Counts
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Scan the ledger of a run, live or ended; exit 1 when its equation does not hold."""
-    result = asyncio.run(_audit(options.run))
+    """Scan the ledger of a run, live or ended, and its steps; exit 1 when the equation does not hold, or when a step
+    moved no weights."""
+    result, steps = asyncio.run(_audit(options.run))
     print(result.counts.conservation().line)  # noqa: T201
-    for problem in result.problems:
+    idle = unmoved(steps)
+    for problem in [*result.problems, *idle]:
         print(f"problem: {problem}", file=sys.stderr)  # noqa: T201
+    print(f"{len(steps)} steps, {'NOT all' if idle else 'all'} of which moved the weights")  # noqa: T201
     print("the equation holds" if result.holds else "the equation does NOT hold")  # noqa: T201
-    return EXIT_OK if result.holds else EXIT_FAULT
+    return EXIT_OK if result.holds and not idle else EXIT_FAULT
 
 
 def summary(options: argparse.Namespace) -> int:
@@ -115,12 +120,12 @@ def replay(options: argparse.Namespace) -> int:
     return EXIT_FAULT
 
 
-async def _audit(run: str) -> Audit:
+async def _audit(run: str) -> tuple[Audit, list[dict[str, Any]]]:
     from slipstream.ledger.records import RunNotOpen
 
     async with open_ledger(run) as (folder, ledger):
         try:
-            return await ledger.audit()
+            return await ledger.audit(), line_of_descent(read_lines(folder.steps))
         except RunNotOpen:
             raise UserError(
                 f"run {folder.name} was never opened in the ledger, so there is nothing to audit",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from slipstream.messages import Group
 
 STEPS = 5
 CUT_OFF, CURED = 0.5, 0.4  # shares; apart, so that one which wavers about the limit is told of once
 Kind = Literal["cut_off", "no_update", "reward_width"]
 _MENDS = {
     "no_gradient": "check what the reward says (reward.functions), how hard the prompts are, and batch.group_size",
+    "no_weight": "check sampling.max_new_tokens, objective.mask_truncated and what the reward leaves unscored",
     "too_old": "raise staleness.max_staleness, or let fewer groups wait",
     "zero_gradient": "check learner.freeze and the terms of objective",
     "nonfinite": "lower learner.optimizer.learning_rate",
@@ -24,7 +27,7 @@ class Seen:
 
     Attributes:
         updated: Whether the weights moved.
-        reason: Why not, as a step's line says it.
+        reason: Why not, as the trainer's report says it.
         samples: Samples in the batch; `truncated` is the share of them that was cut off.
         lowest: Smallest reward of its samples, and `highest` the largest; None where none could be scored.
     """
@@ -38,15 +41,23 @@ class Seen:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Seen:
-        """From a step's line."""
+        """A batch that became a step, from the step's line."""
         return cls(
-            record["stepped"],
-            record["reason"],
+            True,
+            "",
             record["samples"],
             record["truncated"],
             record["reward_min"],
             record["reward_max"],
         )
+
+    @classmethod
+    def idle(cls, groups: Sequence[Group], reason: str) -> Seen:
+        """One that became none."""
+        samples = [sample for group in groups for sample in group.samples]
+        rewards = [reward for group in groups for reward in group.scored_rewards]
+        cut_off = sum(sample.finish == "length" for sample in samples) / len(samples)
+        return cls(False, reason, len(samples), cut_off, min(rewards, default=None), max(rewards, default=None))
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from slipstream.errors import FencedError, RunHalted
 from slipstream.learner.intake_draw import Batch, Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
+from slipstream.ledger.records import Aside
 
 log = logging.getLogger("slipstream.learner")
 _LOOK_SECONDS = 2.0
@@ -39,6 +41,14 @@ class Intake:
             return await self._wait(line)
         finally:
             await self._draw.close()
+
+    async def set_aside(self, step: int, batch: Batch, leaving: Sequence[Aside]) -> None:
+        """Have groups leave a batch that makes no step; the others are free again."""
+        await self._draw.set_aside(step, batch, leaving)
+
+    def gone(self, dropped: Sequence[tuple[int, int, str]]) -> None:
+        """Note groups, as (ticket, attempt, reason), that a step dropped as it was committed."""
+        self._draw.gone(dropped)
 
     async def _wait(self, line: Line) -> Batch | None:
         started = looked = told = time.monotonic()

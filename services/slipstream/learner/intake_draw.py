@@ -17,6 +17,7 @@ from slipstream.learner.intake_choice import choose, order_of
 from slipstream.learner.intake_shards import Shards
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
+from slipstream.ledger.records import Aside
 from slipstream.messages import Group, GroupArrays, decode_group
 from slipstream.questions import Stored
 from slipstream.staleness import age, evicts_over_bound, holds_learner, must_wait, within_bound
@@ -170,6 +171,17 @@ class Draw:
         if self._reasons:
             await self._tell()
         return None
+
+    async def set_aside(self, step: int, batch: Batch, leaving: Sequence[Aside]) -> None:
+        """Have groups leave a batch that makes no step; the shards learn where all of it has gone."""
+        await self._ledger.set_aside(step, self._learner, leaving)
+        self._changed += [group.ticket for group, _ in batch]
+        self._reasons |= {each.number: each.reason for each in leaving if not each.again}
+
+    def gone(self, dropped: Sequence[tuple[int, int, str]]) -> None:
+        """Note groups that were dropped by a commit, of which the shards do not know."""
+        self._changed += [ticket for ticket, _, _ in dropped]
+        self._reasons |= {ticket: reason for ticket, _, reason in dropped}
 
     async def close(self) -> None:
         """Take back what is asked; to be called when a batch has come, and when none is wanted any more."""

@@ -26,6 +26,7 @@ from slipstream.learner.model import Policy
 from slipstream.learner.reference import Reference
 from slipstream.learner.report import StepReport
 from slipstream.learner.scoring import score
+from slipstream.learner.weightless import weightless, weights_of
 from slipstream.staleness import Lost, masks_over_bound
 
 Ready = tuple[Prepared, Tensor, list[Part]]
@@ -52,7 +53,7 @@ class Preparing:
     temperature: float
 
     def batch(self, groups: Scored, version: int, lost: Lost, bound: int, report: StepReport) -> Ready:
-        """The prepared batch, the number of each sample's group [B], and its parts.
+        """The prepared batch, the number of each sample's group [B], and its parts: none where groups are idle.
 
         Args:
             groups: At least one.
@@ -75,6 +76,10 @@ class Preparing:
         with report.timed("build"):
             prepared = prepare(self.spec, batch)
             _count(report, len(groups), batch, prepared.gradient_B)
+            report.weights = weights_of(prepared, batch.groups_B, len(groups))
+            report.idle = weightless(groups, prepared, batch.groups_B)
+            if report.idle:
+                return prepared, batch.groups_B, []
             parts = self.cutter.cut(groups, batch.groups_B, prepared, report)
         if self.spec.kl_place == "loss":
             passes = [each for part in parts for each in part.passes]

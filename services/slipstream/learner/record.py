@@ -10,6 +10,7 @@ from typing import Any
 from slipstream.learner.intake import Batch
 from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
+from slipstream.learner.weightless import trained_of
 from slipstream.ledger.counts import Counts
 from slipstream.staleness import age
 
@@ -36,7 +37,6 @@ def step_record(
         "version": line.version,
         "learner": learner,
         "stepped": report.stepped,
-        "reason": report.reason,
         "reward": _mean(rewards),
         "reward_min": min(rewards, default=None),
         "reward_max": max(rewards, default=None),
@@ -61,7 +61,8 @@ def step_record(
         "cpu": {name: round(value, 4) for name, value in report.cpu_seconds.items()},
         "generate_seconds": _mean([group.generate_seconds for group, _ in batch]),
         "score_seconds": _mean([group.score_seconds for group, _ in batch]),
-        "tickets": [[group.ticket, group.attempt] for group, _ in batch],
+        "tickets": [list(ticket) for ticket in trained_of(batch, report)],
+        "weights": [tokens for index, tokens in enumerate(report.weights) if index not in report.idle],
         "metrics": report.metrics,
     }
 
@@ -97,14 +98,13 @@ def progress_line(record: dict[str, Any], steps: int | None, pace: float) -> str
     )
     rest = (steps or 0) - record["step"]
     left = f"  {_duration(rest * pace)} left" if rest > 0 else ""
-    note = "" if record["stepped"] else f"  no step: {record['reason']}"
     lost = f"  unscored {record['unscored']}" if record["unscored"] else ""
     return (
         f"step {record['step']}{f'/{steps}' if steps else ''}  version {record['version']}  "
         f"reward {record['reward']:.3f}  length {record['length']:.1f}  age {record['age_mean']:.1f} "
         f"(max {record['age_max']})  no gradient {record['skipped_groups']}/{record['groups']}  "
         f"{_pull(record)}{lost}  "
-        f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){limit}{left}{note}"
+        f"{record['seconds']:.2f} s (wait {wait:.2f}, work {work:.2f}){limit}{left}"
     )
 
 

@@ -139,4 +139,4 @@ def terms_digest(config: Config) -> str:
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(terms, order="sorted"))
 
 
-_NO_ARITHMETIC = ("checkpoint", "take_timeout_seconds")
+_NO_ARITHMETIC = ("checkpoint", "take_timeout_seconds", "max_idle_batches")

@@ -12,14 +12,15 @@ from typing import Any, Literal
 from slipstream.learner.batch import Rows, cost
 from slipstream.learner.packing import row_length
 
-Reason = Literal["", "no_gradient", "too_old", "zero_gradient", "nonfinite"]
+Reason = Literal["", "no_gradient", "no_weight", "too_old", "zero_gradient", "nonfinite"]
 LOSS = "slipstream_objective_loss"
 _WORDS: dict[str, str] = {
     "no_gradient": "no sample of the batch can change the gradient",
-    "too_old": "every token of the batch is over staleness.max_staleness",
+    "too_old": "groups of which every token is over staleness.max_staleness",
+    "no_weight": "groups of which no token is in the loss",
     "zero_gradient": "the gradient is 0 everywhere",
 }
-_GRAVEST: tuple[Reason, ...] = ("nonfinite", "zero_gradient", "no_gradient", "too_old")
+_GRAVEST: tuple[Reason, ...] = ("nonfinite", "zero_gradient", "no_gradient", "no_weight", "too_old")
 
 
 @dataclass
@@ -28,12 +29,16 @@ class StepReport:
 
     Attributes:
         stepped: Whether the weights changed, so that there is a new version.
-        reason: Why they did not, the gravest where parts differ: `no_gradient` (no sample can change the gradient:
-            all rewards equal, unscored, masked or empty), `too_old` (every token is over the age bound),
-            `zero_gradient` (computed, and exactly 0) or `nonfinite`.
+        reason: Why they did not, the gravest where parts differ: `too_old` (a group's every token is over the age
+            bound), `no_weight` (a group has no token in the loss: unscored, masked or empty), `no_gradient` (no
+            sample can change the gradient: all rewards equal), `zero_gradient` (computed, and exactly 0) or
+            `nonfinite`.
         detail: The reason in words.
         made: Optimizer steps made on parts of the batch.
         skips: How many parts had none, by reason.
+        idle: Groups without a part in any update, by their place in the batch, each with its reason.
+        current: Places of the groups that are being trained on.
+        weights: Tokens of each group that are in the loss and inside the age bound.
         measured_parts: Parts whose loss was measured.
         updates: Updates made so far in the run, this one included.
         learning_rate: Rate of the last update; 0.0 without one.
@@ -56,6 +61,9 @@ class StepReport:
     detail: str = ""
     made: int = 0
     skips: dict[Reason, int] = field(default_factory=dict)
+    idle: dict[int, str] = field(default_factory=dict)
+    current: Sequence[int] = ()
+    weights: list[int] = field(default_factory=list)
     measured_parts: int = 0
     updates: int = 0
     learning_rate: float = 0.0
@@ -78,6 +86,7 @@ class StepReport:
     def skip(self, reason: Reason, detail: str = "") -> None:
         """A part of the batch made no step."""
         self.skips[reason] = self.skips.get(reason, 0) + 1
+        self.idle |= dict.fromkeys(self.current, reason)
         self.detail = detail or _WORDS.get(reason, "")
 
     def saw_norm(self, norm: float) -> None:

@@ -9,9 +9,10 @@ import time
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
-from slipstream.errors import LedgerError, RunHalted
+from slipstream.errors import LedgerError
 from slipstream.learner import recording
 from slipstream.learner.evaluations import Evaluations
+from slipstream.learner.idle import Idle
 from slipstream.learner.intake import Batch, Intake
 from slipstream.learner.record import step_record
 from slipstream.learner.report import StepReport
@@ -19,6 +20,7 @@ from slipstream.learner.restore import Line, reopen
 from slipstream.learner.saving import Saver
 from slipstream.learner.setup import Parts, open_parts
 from slipstream.learner.telling import Telling
+from slipstream.learner.weightless import idle_of, trained_of
 from slipstream.learner.wishes import Wishes
 from slipstream.learner.work import follower
 from slipstream.lifecycle.life import Life, Service
@@ -54,6 +56,7 @@ class Learner:
         self._evaluations = Evaluations(parts, line)
         self._saver = Saver(parts, line.step)
         self._telling = Telling(parts)
+        self._idle = Idle(parts, self._intake, self._telling)
         self._wishes = Wishes(parts.ledger)
         parts.sinks.begin(line.step)
 
@@ -68,13 +71,15 @@ class Learner:
         if self._evaluation_is_due():
             await self._evaluations.ask(self._line)
         self._life.drains()
+        started = time.monotonic()
         while not self._done() and not self._wishes.drain:
-            started = time.monotonic()
             taking = self._wishes.unless_drained(self._intake.take(self._line))
             batch = await self._life.unless_stopped(taking)
             if batch is None:
                 break
-            await self._step(batch, started)
+            if not await self._step(batch, started):
+                continue
+            started = time.monotonic()
             if self._evaluation_is_due() and not self._done():
                 await self._evaluations.ask(self._line)
         await (self._leave() if self._life.stopping else self._finish())
@@ -94,32 +99,36 @@ class Learner:
         status = (await self._parts.ledger.state()).status
         if status == "finished" and self._done():
             log.info("the run has finished before, with step %d; raise run.steps to go on", self._line.step)
-            self._halt_if_nothing_was_learned()
             return True
         if status != "running" and not self._done():
             await self._parts.ledger.resume()
         return False
 
-    async def _step(self, batch: Batch, started: float) -> None:
-        """One transaction: trained, committed, and only then visible to the generators."""
+    async def _step(self, batch: Batch, started: float) -> bool:
+        """One transaction: trained, committed, and only then visible to the generators; False if nothing moved."""
         waited, before = time.monotonic() - started, self._line.version
         self._telling.choose(batch, self._line.step + 1)
         report = await asyncio.to_thread(self._parts.trainer.step, batch, before, self._line.lost)
-        line = Line(self._line.step + 1, before + report.stepped, self._line.lost)
-        trained_on = [(group.ticket, group.attempt) for group, _ in batch]
-        await self._parts.ledger.commit(line.step, line.version, self._parts.learner, trained_on)
+        if not report.stepped:
+            await self._idle.set_aside(self._line, batch, report)
+            return False
+        line = Line(self._line.step + 1, before + 1, self._line.lost)
+        trained_on, dropped = trained_of(batch, report), idle_of(batch, report)
+        await self._parts.ledger.commit(line.step, line.version, self._parts.learner, trained_on, dropped)
         self._line = line
+        self._intake.gone(dropped)
         trained = time.monotonic()
-        if report.stepped:
-            await self._parts.publishing.publish(line.version)
+        await self._parts.publishing.publish(line.version)
         report.seconds |= {"wait": waited, "publish": time.monotonic() - trained}
         if self._wishes.take_checkpoint() or line.step % self._parts.config.learner.checkpoint.every == 0:
             report.seconds["checkpoint"] = await self._saver.hold(line)
         kept = await self._keep_record(line, before, batch, report)
         seconds = time.monotonic() - started
         record = step_record(line, before, batch, report, seconds, self._parts.learner) | kept
+        record |= self._idle.told(batch, report)
         await self._telling.step(line, before, batch, report, record)
         self._saver.begin()
+        return True
 
     async def _keep_record(self, line: Line, before: int, batch: Batch, report: StepReport) -> dict[str, str]:
         """What a replay needs of the step, if the run is recorded."""
@@ -160,20 +169,7 @@ class Learner:
         await self._parts.publishing.settled()
         if self._parts.uploader is not None:
             await self._parts.uploader.settled(self._parts.config.learner.checkpoint.stop_seconds)
-        learned = bool(self._parts.trainer.optimizer.updates)
-        await self._parts.ledger.finish("drained" if drained else "trained" if learned else "no_update")
-        if not drained:
-            self._halt_if_nothing_was_learned()
-
-    def _halt_if_nothing_was_learned(self) -> None:
-        """A run that ends as it began has failed, and whoever waits for it must not take it for trained.
-
-        Raises:
-            RunHalted: No update was made in the whole run.
-        """
-        if not self._parts.trainer.optimizer.updates:
-            why = "; ".join(self._telling.concerns) or "see the reasons in steps.jsonl"
-            raise RunHalted(f"no update was made in {self._line.step} steps: {why}")
+        await self._parts.ledger.finish("drained" if drained else "trained")
 
     async def _save(self) -> None:
         """See to a durable checkpoint of this very step."""

@@ -136,8 +136,6 @@ class Telling:
         metrics.groups.inc(record["groups"])
         for name, seconds in record["parts"].items():
             metrics.seconds.labels(name).inc(seconds)
-        if not record["stepped"]:
-            metrics.skipped.labels(record["reason"]).inc()
         metrics.updates.inc(record["updates"])
         metrics.skipped_share.set(record["skipped_share"])
         for reason, count in record["skipped_updates"].items():

@@ -43,6 +43,7 @@ from slipstream.learner.reference import Reference
 from slipstream.learner.reference_source import find_reference
 from slipstream.learner.report import Reason, StepReport
 from slipstream.learner.sharding import shard
+from slipstream.learner.weightless import STALE
 from slipstream.learner.wire import pack_work
 from slipstream.staleness import Lost
 
@@ -117,7 +118,8 @@ class Trainer:
     def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
         """Train on a batch of groups, once.
 
-        Nothing moves, neither weights nor moments nor weight decay, unless the report says `stepped`.
+        Nothing moves, neither weights nor moments nor weight decay, unless the report says `stepped`. A batch with a
+        group that cannot have weight is not trained on: the report names it, and the step is made with others.
 
         Args:
             groups: The global batch, at least one group.
@@ -132,6 +134,7 @@ class Trainer:
         report = StepReport(updates=self.optimizer.updates)
         self.governor.begin()
         self._head_ids_BTK = head_ids(groups) if needs_heads(self._spec) else None
+        report.current = range(len(groups))
         try:
             prepared, groups_B, parts = self._preparing.batch(
                 groups, version, lost, self.governor.bound, report
@@ -140,11 +143,16 @@ class Trainer:
             self._skip_nonfinite(report, str(error))
             return self._ended(report)
         tally = prepared.tally
+        if report.idle:
+            report.current = ()
+            self._skip(report, "too_old" if STALE in report.idle.values() else "no_weight")
         for part in parts:
+            report.current = part.groups
             mini = only(self._spec, prepared, groups_B, part.groups)
             tally = tally.merge(self._mini_step(mini, part, report))
         report.measured(finish_metrics(tally))
-        report.governor = self.governor.decide(report.metrics)
+        if report.made:  # a batch that is no step leaves no trace, or a replay would differ
+            report.governor = self.governor.decide(report.metrics)
         return self._ended(report)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -180,8 +188,7 @@ class Trainer:
     def _mini_step(self, prepared: Prepared, part: Part, report: StepReport) -> Tally:
         """One optimizer step, or the reason why there is none; returns what it adds to the metrics."""
         if not prepared.trainable:
-            old = bool(prepared.mask_BT.any()) and not bool(prepared.fresh_BT.any())
-            return self._skip(report, "too_old" if old else "no_gradient")
+            return self._skip(report, "no_gradient")
         try:
             tally = self._accumulate(prepared, part.passes, report)
         except NonFiniteError as error:

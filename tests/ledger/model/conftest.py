@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -61,6 +61,7 @@ class Model:
         self.now = 1000.0
         self.wide, self.factor = wide, 1.5 if wide else 1.0
         self.version = self.step = self.durable = self.attempt_base = 0
+        self.line = [0]  # the version of each step, from the initial weights on
         self.lost: list[tuple[int, int]] = []
         self.records: dict[int, Record] = {}
         self.members: dict[str, float] = {}
@@ -255,8 +256,20 @@ class Model:
             if record.step > after:
                 record.state, record.step = "buffered", 0
 
-    def commit(self, version: int, named: list[int] | None = None) -> None:
-        if version not in (self.version, self.version + 1):
+    def set_aside(self, groups: list[tuple[int, int, str, bool]]) -> None:
+        for number, attempt, reason, again in groups:
+            record = self.records.get(number)
+            if record is None or record.attempt != attempt or record.state not in ("buffered", "taken"):
+                continue
+            record.step = 0
+            if again and record.tries + 1 < self.ATTEMPTS:
+                self.reissue(record, reason)
+            else:
+                self.close(record, "dropped", reason)
+        self.back(self.step)
+
+    def commit(self, version: int, named: list[int] | None = None, idle: Sequence[int] = ()) -> None:
+        if version != self.version + 1:
             raise LedgerError
         taken = [record for record in self.records.values() if record.state == "taken"]
         if not taken and not named:
@@ -266,7 +279,19 @@ class Model:
             record.state, record.step = "buffered", 0
         for record in trained:
             record.state, record.step = "trained", self.step + 1
+        for number in idle:
+            self.close(self.records[number], "dropped", "nonfinite")
         self.step, self.version = self.step + 1, version
+        self.line.append(version)
+
+    def rollback(self, step: int) -> None:
+        if step < self.durable:
+            raise LedgerError
+        self.back(step)
+        if step < self.step and self.line[step] < self.version:
+            self.lost.append((self.line[step] + 1, self.version))
+            self.version += 1  # the weights that were kept are published anew
+        self.step, self.line = step, [*self.line[:step], self.version]
 
     def restore(self) -> None:
         self.attempt_base = max(self.attempt_base + 1, int(self.now))

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from slipstream.errors import LedgerError
 from slipstream.ledger.client import Ledger
-from slipstream.ledger.records import Member, MemberExpired
+from slipstream.ledger.records import Aside, Member, MemberExpired
 
 END = 40  # as in the model
 OWNERS = ("g0", "g1")
@@ -240,18 +239,30 @@ class Machine(RuleBasedStateMachine):
 
         self.both(real, lambda: self.model.commit(version))
 
-    @rule(size=st.integers(1, 2))
-    def commit_named(self, size: int) -> None:
-        """The learner names what it trained, whether the take arrived or not."""
-        named = [n for n, record in self.model.records.items() if record.state in ("taken", "buffered")][:size]
+    @rule(size=st.integers(1, 2), without=st.integers(0, 2))
+    def commit_named(self, size: int, without: int) -> None:
+        """The learner names what it trained, and what of the batch had no part in it, whether the take arrived or
+        not."""
+        stored = [n for n, record in self.model.records.items() if record.state in ("taken", "buffered")]
+        named, idle = stored[:size], stored[size : size + without]
         tickets = [(number, self.model.records[number].attempt) for number in named]
+        dropped = [(number, self.model.records[number].attempt, "nonfinite") for number in idle]
         step, version = self.model.step + 1, self.model.version + 1
 
         async def real() -> None:
-            await self.ledger.commit(step, version, self.learner, tickets)
+            await self.ledger.commit(step, version, self.learner, tickets, dropped)
 
         if named:
-            self.both(real, lambda: self.model.commit(version, named))
+            self.both(real, lambda: self.model.commit(version, named, idle))
+
+    @rule(chosen=st.lists(numbers, max_size=3, unique=True), lag=lags, again=st.booleans())
+    def set_aside(self, chosen: list[int], lag: int, again: bool) -> None:
+        groups = [(number, self.attempt_of(number, lag), "stale", again) for number in chosen]
+        step = self.model.step + 1
+        self.both(
+            lambda: self.ledger.set_aside(step, self.learner, [Aside(*group) for group in groups]),
+            lambda: self.model.set_aside(groups),
+        )
 
     @rule(behind=st.integers(0, 2))
     def durable(self, behind: int) -> None:
@@ -264,22 +275,18 @@ class Machine(RuleBasedStateMachine):
 
     @rule(behind=st.integers(0, 2))
     def rollback(self, behind: int) -> None:
-        step, version = max(0, self.model.step - behind), max(0, self.model.version - behind)
+        step = max(0, self.model.step - behind)
+        version = self.model.line[step]
         self.learners += 1
         self.run(self.ledger.claim_learner(f"L{self.learners}"))
 
-        def model() -> None:
-            if step < self.model.durable:
-                raise LedgerError
-            self.model.back(step)
-            if step < self.model.step and version < self.model.version:
-                self.model.lost.append((version + 1, self.model.version))
-            self.model.step = step
-
         async def real() -> None:
-            await self.ledger.rollback(step, version, self.learner)
+            state = await self.ledger.rollback(step, version, self.learner)
+            if state.version > version:
+                await self.ledger.advance_version(state.version + 1, self.learner)
 
-        self.both(real, model)
+        self.both(real, lambda: self.model.rollback(step))
+        self.twin.again = None  # two calls, of which the second may not be made twice
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 1.5, 2.0, 4.0, 9.0, 11.0, 26.0]))
     def time_passes(self, seconds: float) -> None:

@@ -1,0 +1,87 @@
+"""Batches and groups that cannot move the weights: which they are, how they leave, and when there are too many.
+
+A group has weight when a token of it is in the loss and inside the age bound. One without is set aside before the
+batch is trained on, and its step is made with others. A batch that has weight and no gradient is no step either: its
+groups are dropped by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from slipstream.errors import RunHalted
+from slipstream.learner.concerns import Seen
+from slipstream.learner.intake import Batch, Intake
+from slipstream.learner.report import StepReport
+from slipstream.learner.restore import Line
+from slipstream.learner.setup import Parts
+from slipstream.learner.telling import Telling
+from slipstream.learner.weightless import STALE
+from slipstream.ledger.records import Aside
+from slipstream.staleness import evicts_over_bound
+
+log = logging.getLogger("slipstream.learner")
+
+
+class Idle:
+    """Has groups leave by name that moved nothing, and ends a run in which nothing else comes."""
+
+    def __init__(self, parts: Parts, intake: Intake, telling: Telling) -> None:
+        self._parts = parts
+        self._intake = intake
+        self._telling = telling
+        self._batches: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
+        self._dropped = 0
+
+    async def set_aside(self, line: Line, batch: Batch, report: StepReport) -> None:
+        """Take a batch apart that made no update; what of it can still train is free again.
+
+        Raises:
+            RunHalted: `learner.max_idle_batches` batches' worth of groups were dropped since the last update.
+        """
+        leaving = self._leaving(batch, report.idle)
+        await self._intake.set_aside(line.step + 1, batch, leaving)
+        self._batches[report.reason] += 1
+        metrics = self._parts.metrics
+        metrics.skipped.labels(report.reason).inc()
+        for reason, count in report.skips.items():
+            metrics.skipped_updates.labels(reason).inc(count)
+        names = _counted(Counter(report.idle.values()))
+        log.warning("step %d is not made with these %d groups: %s", line.step + 1, len(batch), report.detail)
+        log.info("set aside: %s; of %d groups", names, len(batch))
+        dropped = sum(each.reason != STALE for each in leaving)
+        if dropped:  # what comes again says nothing of the run
+            self._telling.seen(line.step, Seen.idle([group for group, _ in batch], report.reason))
+        self._dropped += dropped
+        self._halt_if_hopeless(line.step + 1, report)
+
+    def told(self, batch: Batch, report: StepReport) -> dict[str, Any]:
+        """What was idle on the way to a step that is made, for its line: batches and groups, by reason."""
+        self._leaving(batch, report.idle)
+        found = {"idle_batches": dict(self._batches), "idle_groups": dict(self._groups)}
+        self._batches, self._groups, self._dropped = Counter(), Counter(), 0
+        return found
+
+    def _leaving(self, batch: Batch, idle: Mapping[int, str]) -> list[Aside]:
+        """The groups that leave. What is too old comes again under a policy that drops nothing for its age."""
+        self._groups.update(idle.values())
+        again = not evicts_over_bound(self._parts.config.staleness.policy)
+        groups = [(batch[index][0], reason) for index, reason in sorted(idle.items())]
+        return [Aside(group.ticket, group.attempt, why, again and why == STALE) for group, why in groups]
+
+    def _halt_if_hopeless(self, step: int, report: StepReport) -> None:
+        limit = self._parts.config.learner.max_idle_batches
+        if self._dropped >= limit * self._parts.config.batch.groups:
+            why = "; ".join(self._telling.concerns) or f"last: {report.detail}"
+            raise RunHalted(
+                f"nothing moves the weights: {self._dropped} groups were dropped for step {step} "
+                f"({_counted(self._groups)}), as many as {limit} batches hold (learner.max_idle_batches): {why}"
+            )
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
