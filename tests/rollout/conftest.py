@@ -28,6 +28,7 @@ class ScriptedEngine:
     def __init__(self, chunks: Sequence[Chunk | Exception] = (), hangs: bool = False) -> None:
         self.version: int | None = 0
         self.free_slots = 8
+        self.ended: Exception | None = None
         self.chunks, self.hangs = list(chunks), hangs
         self.drained: list[Chunk] = []  # what an interruption makes of what is in flight
         self.interrupted = asyncio.Event()
@@ -46,6 +47,10 @@ class ScriptedEngine:
             await self.interrupted.wait()
         for chunk in self.drained:
             yield chunk
+
+    def check_running(self) -> None:
+        if self.ended is not None:
+            raise self.ended
 
     async def swap(self, weights) -> None:
         self.version = weights.version

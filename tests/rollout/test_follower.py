@@ -250,3 +250,13 @@ async def test_a_base_of_other_weights_ends_the_replica():
     subscriber.errors = [BaseMismatch("model.source: other weights", "give every role the same model")]
     with pytest.raises(BaseMismatch):
         await follower.follow(life)
+
+
+async def test_a_version_that_the_engine_has_lost_for_a_while_is_not_fetched_again(make_engine):
+    """Such as over a new start: it holds the weights, and a link gives out a version only once."""
+    engine = make_engine()
+    follower, _, life = follow(engine, [7])
+    await follower.follow(life)
+    assert await follower.swap_if_newer() == 7
+    engine.version = None
+    assert follower._newest() == 7

@@ -134,14 +134,17 @@ class FakeFollower:
 
     def __init__(self) -> None:
         self.swaps = 0
-        self.anew, self.swapped, self.verdict = 0, False, True
+        self.anew, self.swapped, self.verdict = 0, None, True
+        self.swapping: asyncio.Event | None = None
 
     def note(self):
         return {}
 
     async def swap_if_newer(self):
         self.swaps += 1
-        swapped, self.swapped = self.swapped, False
+        if self.swapping is not None:
+            await self.swapping.wait()
+        swapped, self.swapped = self.swapped, None
         return swapped
 
     async def trusted(self):
@@ -461,10 +464,36 @@ async def test_stragglers_are_handed_to_the_express_replica(bench):
 
 @pytest.mark.parametrize(("verdict", "out"), [(True, 0), (False, 1)])
 async def test_a_replica_that_differs_from_the_learner_gives_all_back_and_pulls_anew(bench, verdict, out):
-    bench.parts.follower.swapped, bench.parts.follower.verdict = True, verdict
+    bench.parts.follower.swapped, bench.parts.follower.verdict = 1, verdict
     bench.parts.site.lost = lambda: None
     await bench.rollout._turn()
-    bench.parts.follower.swapped = False
     await asyncio.sleep(0)  # the canary is heard beside everything else
     await bench.rollout._turn()
     assert (bench.parts.site.given_back, bench.parts.follower.anew) == (out, out)
+
+
+async def test_an_engine_that_ended_ends_its_replica_with_the_cause_before_it_takes_work(bench):
+    """It would fail whatever is admitted for it, ticket by ticket, until the next version comes."""
+    bench.parts.engine.ended = SlipstreamError("engine: its thread died: MemoryError()")
+    bench.parts.ledger.grants = [[ticket(5)]]
+    with pytest.raises(SlipstreamError, match="its thread died: MemoryError"):
+        await bench.life.run(bench.rollout.run())
+    assert bench.parts.ledger.asked == bench.parts.ledger.failed == []
+
+
+async def test_an_engine_that_loses_a_version_right_after_the_swap_is_no_fault_of_the_replica(bench):
+    bench.parts.follower.swapped, bench.parts.engine.version = 3, None
+    assert await bench.rollout._turn() == 0
+    assert bench.parts.metrics.swaps._value.get() == 1
+    assert bench.parts.ledger.asked == []
+
+
+async def test_a_stop_does_not_wait_for_a_swap(bench):
+    """An engine that is started anew over it takes minutes, and what is in flight has seconds to be handed over."""
+    bench.parts.follower.swapping = asyncio.Event()
+    running = asyncio.create_task(bench.life.run(bench.rollout.run()))
+    while not bench.parts.follower.swaps:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    bench.life.closing()
+    await asyncio.wait_for(running, 30)
+    assert "give up" in bench.parts.roller.left

@@ -65,11 +65,14 @@ class WeightsFollower:
                 self.on_news()
             await life.pause(_patience(time.monotonic() - heard) if usable else RETRY_SECONDS)
 
-    async def swap_if_newer(self) -> bool:
-        """Swap the staged version in, if there is one; the number moves after the engine serves it."""
+    async def swap_if_newer(self) -> int | None:
+        """Swap the staged version in, if there is one; the number moves after the engine serves it.
+
+        Returns the version, which the engine may have lost again by the time that it is read.
+        """
         staged, self._staged = self._staged, None
         if staged is None:
-            return False
+            return None
         started, manifest = time.monotonic(), staged.manifest
         self._swapping = staged.version  # neither staged nor served for a while, and not to be fetched again
         try:
@@ -78,7 +81,7 @@ class WeightsFollower:
             self._swapping = -1
         self._served, self._deviation = manifest, None
         self.swap_seconds = time.monotonic() - started
-        return True
+        return manifest.version
 
     async def trusted(self) -> bool:
         """Whether the engine says what the learner said at this version, within the bound.
@@ -114,7 +117,7 @@ class WeightsFollower:
         async with self._fetching:
             self._subscriber.forget()
         announced = await self._ledger.manifest()
-        if announced is None or not await self._stage(announced[1]) or not await self.swap_if_newer():
+        if announced is None or not await self._stage(announced[1]) or await self.swap_if_newer() is None:
             raise WeightsError(f"weights_mismatch at version {wrong}, and no weights can be had to mend it")
         if not await self.trusted():
             raise WeightsError(
@@ -141,8 +144,13 @@ class WeightsFollower:
         self._subscriber.close()
 
     def _newest(self) -> int:
-        served = self._engine.version if self._engine.version is not None else -1
-        return max(served, self._swapping, self._staged.version if self._staged is not None else -1)
+        """What needs no fetching; an engine that has lost a version for a while has its weights still."""
+        held = (
+            self._engine.version,
+            self._served and self._served.version,
+            self._staged and self._staged.version,
+        )
+        return max(self._swapping, *(-1 if version is None else version for version in held))
 
     async def _stage(self, manifest: bytes) -> bool:
         """Fetch and verify a version; False when it cannot be had now.

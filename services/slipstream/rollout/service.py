@@ -134,14 +134,21 @@ class Rollout:
 
     async def _turn(self) -> int:
         """Evaluate, swap, admit; returns how many groups and items were started."""
+        self._parts.engine.check_running()  # one that is gone fails all that is admitted, ticket by ticket
         started = await self._evaluate() if self._serving() else 0
-        if not self._evaluating and await self._parts.follower.swap_if_newer():
-            self._parts.metrics.swapped(self._version(), self._parts.follower.swap_seconds)
-            self._canary_due = True
+        if not self._evaluating:
+            await self._swap()
         if not await self._trusted():
             await self._parts.site.give_back()
             await self._parts.follower.serve_anew()
         return started + (await self._admit() if self._serving() else 0)
+
+    async def _swap(self) -> None:
+        """A stop does not wait for it: an engine that has to be started anew takes minutes."""
+        version = await self._life.unless_stopped(self._parts.follower.swap_if_newer())
+        if version is not None:
+            self._parts.metrics.swapped(version, self._parts.follower.swap_seconds)
+            self._canary_due = True
 
     async def _trusted(self) -> bool:
         """Hear the canary beside all else: on a full engine it waits for a place, and nothing waits for it."""

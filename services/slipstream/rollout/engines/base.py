@@ -113,6 +113,14 @@ class Engine(Protocol):
 
     async def start(self) -> None: ...
 
+    def check_running(self) -> None:
+        """Look whether the engine can go on; a service asks before it takes work for it.
+
+        Raises:
+            SlipstreamError: It ended by itself and does not start again, with the cause, or is not started.
+        """
+        ...
+
     def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
         """Stream the group's tokens; ends when every sample has finished or the request was aborted.
 

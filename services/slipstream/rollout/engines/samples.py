@@ -109,11 +109,13 @@ class SampleTasks(ABC):
         draft = Draft(sample, self._chunk_tokens)
 
         def ended(task: asyncio.Task[None]) -> None:
-            error = None if task.cancelled() else task.exception()
+            if task.cancelled() and stream.aborted:  # how `abort` ends a sample, also one that never ran
+                self._finish(stream, draft, "abort")
+                return
+            # a library that is torn down cancels what waits for it
+            error = SlipstreamError("engine: a sample was cut off") if task.cancelled() else task.exception()
             if error is not None and stream.open_samples:
                 stream.fail(error)
-            if task.cancelled():  # how `abort` ends a sample, also one that never ran
-                self._finish(stream, draft, "abort")
 
         task = asyncio.create_task(self._sample(stream, draft), name=f"{stream.request.request_id}/{sample}")
         task.add_done_callback(ended)

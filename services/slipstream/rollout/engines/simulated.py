@@ -69,9 +69,16 @@ class SimulatedEngine:
         self._loop = asyncio.create_task(self._decode(), name="simulated-engine")
         self._loop.add_done_callback(self._ended)
 
+    def check_running(self) -> None:
+        """Raise a SlipstreamError, with the cause, when the engine does not run."""
+        if self._error is not None:
+            raise SlipstreamError(f"engine: its decode loop died: {self._error!r}") from self._error
+        if self._loop is None or self._loop.done():
+            raise SlipstreamError("engine: not running")
+
     async def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
         """Stream the group's tokens; see the contract."""
-        self._check_running()
+        self.check_running()
         if self._draining:
             raise SlipstreamError("engine: draining, nothing new is taken")
         if self.version is None:
@@ -91,15 +98,15 @@ class SimulatedEngine:
 
     async def swap(self, weights: ServedWeights) -> None:
         """Serve another version after `load_seconds`, from the next decode step on."""
-        self._check_running()
+        self.check_running()
         async with self._swapping:
             await asyncio.sleep(self.config.load_seconds)
-            self._check_running()
+            self.check_running()
             self._swap = _Swap(weights)
             self._wake.set()
             await self._swap.served.wait()
             self._swap = None
-        self._check_running()
+        self.check_running()
 
     async def abort(self, request_id: str) -> None:
         """End a request with finish "abort"; unknown ids are ignored, for the request may just have ended."""
@@ -206,12 +213,6 @@ class SimulatedEngine:
         self._streams.pop(stream.request.request_id, None)
         self._rows = [row for row in self._rows if row.stream is not stream]
         self._waiting = deque(row for row in self._waiting if row.stream is not stream)
-
-    def _check_running(self) -> None:
-        if self._error is not None:
-            raise SlipstreamError(f"engine: its decode loop died: {self._error!r}") from self._error
-        if self._loop is None or self._loop.done():
-            raise SlipstreamError("engine: not running")
 
     def _ended(self, loop: asyncio.Task[None]) -> None:
         """The loop never ends by itself: tell every reader why it did."""

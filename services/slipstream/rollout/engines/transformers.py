@@ -68,6 +68,10 @@ class TransformersEngine:
         self._worker = Worker(self._make_loop, self.config.threads, limit, self._deliver, self._ended)
         self._worker.start()
 
+    def check_running(self) -> None:
+        """Raise a SlipstreamError, with the cause, when the engine does not run."""
+        self._running()
+
     async def generate(self, request: GroupRequest) -> AsyncIterator[Chunk]:
         """Stream the group's tokens; see the contract."""
         worker = self._running()

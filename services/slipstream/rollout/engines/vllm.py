@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 
-from slipstream.errors import SlipstreamError, WeightsError
+from slipstream.errors import SlipstreamError, UserError
 from slipstream.messages import Finish
 from slipstream.models.tensors import tensor_shapes
 from slipstream.rollout.engines.base import GroupRequest, ServedWeights
@@ -40,10 +40,10 @@ class VllmEngine(SampleTasks):
         self._core: VllmCore | None = None
         self._changing = asyncio.Lock()
         self._served: ServedWeights | None = None
-        self._restarts: deque[float] = deque()
+        self._deaths: deque[float] = deque()
         self._watcher: asyncio.Task[None] | None = None
         self._swap: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
+        self._error: SlipstreamError | None = None
         self._nonfinite = False  # whether the cache may hold NaNs
 
     async def start(self) -> None:
@@ -68,8 +68,8 @@ class VllmEngine(SampleTasks):
     async def close(self) -> None:
         """Abort everything, end vLLM and release the weights."""
         tasks = [task for task in (self._watcher, self._swap) if task is not None]
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for task in tasks:  # a start of vLLM that is under way is given up, and half a version ends with it
+            task.cancel()
         await self.end_samples()
         await asyncio.gather(*tasks, return_exceptions=True)
         core, self._core = self._core, None
@@ -87,7 +87,7 @@ class VllmEngine(SampleTasks):
     def check_running(self) -> None:
         """Raise a SlipstreamError, with the cause, when the engine does not run."""
         if self._error is not None:
-            raise SlipstreamError(f"engine: vLLM is not started again: {self._error}") from self._error
+            raise self._error
         super().check_running()
 
     async def decode(self, stream: GroupStream, draft: Draft) -> Finish:
@@ -97,10 +97,22 @@ class VllmEngine(SampleTasks):
         limit = min(sampling.max_new_tokens, self._context - len(request.prompt_ids))
         if len(made) >= limit:
             return "length"
-        await self.opened.wait()
-        begun = self.version
-        assert self._core is not None
-        tokens = self._core.decode(
+        while not self.opened.is_set():  # it may be closed again before this task has its turn
+            await self.opened.wait()
+        core = self._core
+        assert core is not None
+        try:
+            return await self._sample_on(core, stream, draft, made, limit)
+        except CoreDied:
+            if core is self._core:  # else it is long replaced
+                self._stop_serving()  # at once, for what is admitted before the watch looks would fail as well
+            raise
+
+    async def _sample_on(
+        self, core: VllmCore, stream: GroupStream, draft: Draft, made: list[int], limit: int
+    ) -> Finish:
+        request, sampling, begun = stream.request, stream.request.sampling, self.version
+        tokens = core.decode(
             f"{request.request_id}/{draft.sample}",
             [*request.prompt_ids, *made],
             limit - len(made),
@@ -119,11 +131,12 @@ class VllmEngine(SampleTasks):
                     stream.put(chunk)
                 if token.id in sampling.stop_ids or self._stops.hit(sampling, made):
                     return "stop"
-        return "length" if len(made) >= limit else "abort"
+        return "length"
 
     async def _swap_in(self, weights: ServedWeights) -> None:
         async with self._changing:
             try:
+                self.check_running()  # vLLM may have been given up meanwhile
                 check_weights(weights, self._expected, self._tied_head)
                 await self._load(weights)
             except BaseException:
@@ -131,23 +144,22 @@ class VllmEngine(SampleTasks):
                 raise
 
     async def _load(self, weights: ServedWeights) -> None:
-        """Load weights into the core; when it dies over them, into a new one."""
+        """Load weights into the core, or, whatever fails about it, into a new one.
+
+        They fit, so a failure is one of vLLM: one of its processes died. That it did may show only later, and a core
+        that took half of a version is of no use anyway.
+        """
         self.opened.clear()
-        recompute = self.config.cache_policy == "recompute"
         assert self._core is not None
         try:
-            with hand_over(weights) as handover:
-                await self._core.load(handover, recompute, clear=self._nonfinite)
-        except CoreDied:
-            await self._restart(weights)
-            return
+            await self._give(self._core, weights, self.config.cache_policy == "recompute")
         except SlipstreamError as error:
-            await self._restart(self._served)
-            raise WeightsError(f"version {weights.version} was not taken: {error}") from error
-        self._nonfinite = False
-        self._take_over(weights)
+            await self._restart(weights, error)
 
-    def _take_over(self, weights: ServedWeights) -> None:
+    async def _give(self, core: VllmCore, weights: ServedWeights, recompute: bool) -> None:
+        with hand_over(weights) as handover:
+            await core.load(handover, recompute, clear=self._nonfinite)
+        self._nonfinite = False
         older, self._served = self._served, weights
         if older is not None and older is not weights:
             older.release()
@@ -160,34 +172,60 @@ class VllmEngine(SampleTasks):
             if self._core is not None and self._core.dead:
                 async with self._changing:
                     if self._core.dead:  # a swap may have seen to it meanwhile
-                        await self._restart(self._served)
+                        await self._restart(self._served, CoreDied("engine: vLLM's processes ended"))
 
-    async def _restart(self, weights: ServedWeights | None) -> None:
+    async def _restart(self, weights: ServedWeights | None, cause: SlipstreamError) -> None:
         """A new core that serves these weights; whatever was in flight has failed.
 
+        One that dies while it starts, or over the weights, is one more death.
+
         Raises:
-            SlipstreamError: It died too often, or does not come up again.
+            SlipstreamError: It failed too often. UserError: The user has to see to it.
         """
-        self.opened.clear()
-        self.version = None
-        now = time.monotonic()
-        self._restarts.append(now)
-        while now - self._restarts[0] > RESTART_WINDOW_SECONDS:
-            self._restarts.popleft()
-        if len(self._restarts) > self.config.restarts:
-            raise SlipstreamError(f"engine: vLLM died {len(self._restarts)} times within 10 minutes")
-        log.error("vLLM died or holds no whole version; starting it again (%d)", len(self._restarts))
+        self._stop_serving()
+        while True:
+            self._count_death(cause)
+            try:
+                await self._start_anew(weights)
+                return
+            except UserError:
+                raise
+            except SlipstreamError as error:
+                cause = error
+
+    async def _start_anew(self, weights: ServedWeights | None) -> None:
         if self._core is not None:
             await self._core.shutdown()
         self._core = await VllmCore.start(self.config)
+        self._nonfinite = False
         if weights is not None:
-            with hand_over(weights) as handover:
-                await self._core.load(handover, recompute=True)
-            self._take_over(weights)
+            await self._give(self._core, weights, recompute=True)
+
+    def _count_death(self, cause: SlipstreamError) -> None:
+        if self._error is not None:
+            raise self._error
+        now = time.monotonic()
+        self._deaths.append(now)
+        while now - self._deaths[0] > RESTART_WINDOW_SECONDS:
+            self._deaths.popleft()
+        if len(self._deaths) > self.config.restarts:
+            self._error = SlipstreamError(
+                f"engine: vLLM failed {len(self._deaths)} times within 10 minutes, restarts in rollout.engine.options "
+                f"is {self.config.restarts}; the last time: {cause}"
+            )
+            raise self._error
+        log.error("%s; starting vLLM again (%d)", cause, len(self._deaths))
+
+    def _stop_serving(self) -> None:
+        self.opened.clear()
+        self.version = None
 
     def _watch_ended(self, watcher: asyncio.Task[None]) -> None:
         """The watch never ends by itself but with an error: tell every reader why."""
         if watcher.cancelled():
             return
-        self._error = watcher.exception()
-        self.fail_all(SlipstreamError(f"engine: vLLM is not started again: {self._error}"))
+        error = watcher.exception()
+        if not isinstance(error, SlipstreamError):
+            error = SlipstreamError(f"engine: the watch over vLLM ended: {error!r}")
+        self._error = error
+        self.fail_all(error)

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from slipstream.errors import SlipstreamError
@@ -17,6 +18,7 @@ from slipstream.rollout.engines.vllm_config import VllmConfig, engine_arguments,
 from slipstream.rollout.engines.vllm_memory import ChildMemory
 
 SHUTDOWN_SECONDS = 10.0
+LOOK_SECONDS = 0.25
 
 
 class CoreDied(SlipstreamError):
@@ -44,6 +46,7 @@ class VllmCore:
         self._config = config
         self._stamps: dict[str, deque[tuple[int, int]]] = {}
         self._memory = memory
+        self._ended = False
         self._tap()
 
     @classmethod
@@ -84,8 +87,8 @@ class VllmCore:
 
     @property
     def dead(self) -> bool:
-        """Whether vLLM's processes ended by themselves."""
-        return bool(self._llm.errored)
+        """Whether vLLM's processes ended, by themselves or by `shutdown`."""
+        return self._ended or bool(self._llm.errored)
 
     async def decode(
         self, name: str, ids: Sequence[int], limit: int, seed: int, sampling: Sampling, salt: str
@@ -96,7 +99,7 @@ class VllmCore:
             name: Unique among the sequences in flight. salt: Prefixes are shared only under the same one.
 
         Raises:
-            CoreDied: vLLM's processes ended.
+            CoreDied: vLLM's processes ended. SlipstreamError: vLLM refused the sequence, or gave it up.
         """
         from vllm.inputs.engine import tokens_input
 
@@ -107,16 +110,21 @@ class VllmCore:
             queue = await self._llm.add_request(name, tokens_input(list(ids), cache_salt=salt), params)
             while not finished:
                 output = await queue.get()
-                finished = output.finished
-                for token in _tokens(output.outputs[0], stamps, sampling.top_logprobs):
+                finished, piece = output.finished, output.outputs[0]
+                for token in _tokens(piece, stamps, sampling.top_logprobs):
                     yield token
+            if piece.finish_reason not in ("stop", "length"):  # as when it was asked to end
+                raise SlipstreamError(f"engine: vLLM gave a sequence up ({piece.finish_reason})")
         except Exception as error:
             raise self._meaning(error) from error
         finally:
             self._stamps.pop(name, None)
             if queue is not None:
                 if not finished and not self.dead:
-                    await self._llm.abort(queue.request_id, internal=True)
+                    with contextlib.suppress(
+                        Exception
+                    ):  # it may die just now, and then nothing is left to abort
+                        await self._llm.abort(queue.request_id, internal=True)
                 queue.close()
 
     async def load(self, handover: Handover, recompute: bool, clear: bool = False) -> None:
@@ -129,31 +137,51 @@ class VllmCore:
         If this fails, the weights may be a mixture: the core must not be used any more.
 
         Raises:
-            CoreDied: vLLM's processes ended. SlipstreamError: The weights were refused, or not taken in time.
+            CoreDied: vLLM's processes ended. SlipstreamError: Something of it failed, also because they are about
+                to end, or it was not done in time.
         """
+        await self._answered(self._take(handover, recompute, clear), self._config.swap_seconds)
+
+    async def _take(self, handover: Handover, recompute: bool, clear: bool) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        version, seconds = str(handover.version), self._config.swap_seconds
+        version = str(handover.version)
+        await self._llm.pause_generation(mode="keep", clear_cache=recompute or clear)
+        if clear:
+            await self._llm.collective_rpc("clear_keys_and_values")
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=handover.message()))
+        await self._llm.finish_weight_update(version)
+        served = await self._llm.get_weight_version()
+        if served != version:
+            raise SlipstreamError(f"engine: vLLM serves version {served} after {version} was loaded")
+        await self._llm.resume_generation()
+
+    async def _answered(self, calls: Coroutine[Any, Any, None], seconds: float) -> None:
+        """Wait for calls of vLLM; one that its core dies over is never answered, so its death is looked for.
+
+        Raises:
+            SlipstreamError: They failed, with the cause, or were not answered in time.
+        """
+        work, end = asyncio.ensure_future(calls), time.monotonic() + seconds
         try:
-            async with asyncio.timeout(seconds):
-                await self._llm.pause_generation(mode="keep", clear_cache=recompute or clear)
-                if clear:
-                    await self._llm.collective_rpc("clear_keys_and_values")
-                await self._llm.start_weight_update()
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=handover.message()))
-                await self._llm.finish_weight_update(version)
-                served = await self._llm.get_weight_version()
-                if served != version:
-                    raise SlipstreamError(f"engine: vLLM serves version {served} after {version} was loaded")
-                await self._llm.resume_generation()
-        except TimeoutError:
-            raise SlipstreamError(f"engine: vLLM took no weights within {seconds:.0f} s") from None
+            while not work.done() and not self.dead and (left := end - time.monotonic()) > 0:
+                await asyncio.wait({work}, timeout=min(LOOK_SECONDS, left))
+            if work.done() and not work.cancelled():  # sockets that close cancel what waits for them
+                return work.result()
         except Exception as error:
             raise self._meaning(error) from error
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        raise self._meaning(TimeoutError(f"no answer within {seconds:.0f} s"))
 
     async def shutdown(self) -> None:
-        """End vLLM's processes; harmless when they are dead."""
+        """End vLLM's processes and every sequence that waits for them; harmless when they are dead."""
+        self._ended = True
         with contextlib.suppress(Exception):  # it is on its way out, and its own clean-up is noisy
+            self._llm.output_processor.propagate_error(self._meaning(RuntimeError("it was shut down")))
+        with contextlib.suppress(Exception):
             await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_SECONDS)
         await asyncio.to_thread(self._memory.close)
 
@@ -161,7 +189,8 @@ class VllmCore:
         await asyncio.to_thread(self._memory.note)
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={"pid": os.getpid()}))
+        owner = WeightTransferInitRequest(init_info={"pid": os.getpid()})
+        await self._answered(self._llm.init_weight_transfer_engine(owner), self._config.start_seconds)
 
     def _tap(self) -> None:
         client = self._llm.engine_core
