@@ -23,6 +23,8 @@ class TinyServer:
         self.faults: dict[str, Callable[[], None]] = {}
         self.delay: Callable[[], Awaitable[object]] | None = None  # before a completion
         self.without_logprobs = False
+        self.gives_up_after = 0  # tokens of a completion, of the next one only
+        self.down = False  # as when nothing listens
         self.requests: list[tuple[str, Any]] = []
         self.keys: set[str] = set()
         self._incoming: dict[str, torch.Tensor] = {}
@@ -57,6 +59,8 @@ class TinyServer:
 
     async def _answer(self, path: str, body: Any, writer: asyncio.StreamWriter) -> None:
         self.requests.append((path, body))
+        if self.down:
+            return
         if fault := self.faults.get(path):
             fault()
             return  # the connection is closed without an answer
@@ -114,10 +118,14 @@ class TinyServer:
             made += 1
             stops = token in body["stop_token_ids"]
             reason = "stop" if stops else "length" if made == body["max_tokens"] else None
+            if given_up := made == self.gives_up_after:
+                self.gives_up_after, reason = 0, "abort"
+            if self.down:
+                return
             self._event(writer, token, logprobs, body["logprobs"], reason)
             await writer.drain()
             await asyncio.sleep(0)
-            if stops or writer.is_closing():
+            if stops or given_up or writer.is_closing():
                 break
         _send(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")

@@ -29,6 +29,7 @@ async def pool(tiny: Any, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         made = [tiny.server(**(server or {})) for _ in range(servers)]
         urls = tuple([await each.start() for each in made])
         opened.extend(made)
+        options = {"probe_seconds": 0.02, **options}
         engine = HttpEngine(HttpConfig(tmp_path, slots=4, context=64, endpoints=urls, **options))
         opened.append(engine)
         if start:
@@ -119,13 +120,92 @@ async def test_ids_without_logprobs_are_refused(pool: Any, tiny: Any) -> None:
 
 
 async def test_weights_that_no_server_takes_end_what_is_in_flight(pool: Any, tiny: Any) -> None:
-    engine, servers = await pool(2)
+    engine, servers = await pool(2, swap_seconds=0.2)
     for server in servers:
         server.faults["POST /update_weights"] = lambda: None
     weights = tiny.models.weights(2)
     with pytest.raises(WeightsError, match="no server took version 2"):
         await engine.swap(weights)
     assert (weights.releases, engine.version) == (1, None)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():  # noqa: ASYNC110  (a stand-in for what a replica sees by looking)
+            await asyncio.sleep(0.005)
+
+
+async def read(engine: HttpEngine, request: Any) -> list[Any]:
+    async with asyncio.timeout(30):
+        return [chunk async for chunk in engine.generate(request)]
+
+
+def restart(server: Any) -> None:
+    """It answers again, with the weights of its start."""
+    server.down, server.version = False, "default"
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+async def test_samples_wait_for_a_server_that_died_and_go_on_when_it_is_back(pool: Any, tiny: Any, fixed: bool):
+    """What failed is the server and not the group; nothing is admitted meanwhile, and nothing has a false version."""
+    engine, (server,) = await pool(fixed_weights=fixed, start=not fixed)
+    if fixed:
+        await engine.start()
+    served = engine.version
+    server.delay = lambda: asyncio.sleep(0.01)
+    reading = asyncio.create_task(read(engine, tiny.request(seeds=(1, 2, 3, 4), tokens=40)))
+    await until(lambda: any(path == "POST /v1/completions" for path, _ in server.requests))
+    server.down = True
+    await until(lambda: engine.version is None)
+    engine.check_running()
+    restart(server)
+    chunks = await reading
+    assert {chunk.version for chunk in chunks if chunk.token_ids} == {served}
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 160
+    assert {chunk.finish for chunk in chunks} == {None, "length"}
+    assert server.version == ("default" if fixed else "1")
+
+
+async def test_a_server_that_died_while_nothing_was_in_flight_samples_nothing_under_a_false_version(
+    pool: Any, tiny: Any
+) -> None:
+    engine, (server,) = await pool()
+    restart(server)
+    asked = len(server.requests)
+    assert await collect(engine, tiny.request(seeds=(1, 2, 3), tokens=6))
+    paths = [path for path, _ in server.requests[asked:]]
+    assert paths.index("POST /finish_weight_update") < paths.index("POST /v1/completions")
+
+
+async def test_servers_that_stay_away_end_the_engine_with_the_cause(pool: Any, tiny: Any) -> None:
+    engine, servers = await pool(2, swap_seconds=0.3)
+    for server in servers:
+        server.down = True
+    words = r"no server has served version 1 for 0 s: .*127.0.0.1"
+    with pytest.raises(SlipstreamError, match=words):
+        await read(engine, tiny.request(tokens=6))
+    with pytest.raises(SlipstreamError, match=words):
+        engine.check_running()
+
+
+async def test_a_swap_waits_for_a_server_that_is_being_started_again(pool: Any, tiny: Any) -> None:
+    engine, (server,) = await pool()
+    server.down = True
+    swapping = asyncio.create_task(engine.swap(tiny.models.weights(2)))
+    await asyncio.sleep(0.1)
+    assert not swapping.done()
+    restart(server)
+    await asyncio.wait_for(swapping, 30)
+    assert (engine.version, server.version) == (2, "2")
+
+
+async def test_a_sample_that_a_server_gave_up_goes_on_and_is_no_completion(pool: Any, tiny: Any) -> None:
+    """As one does that is asked to end: it says "abort", which nobody here has asked for."""
+    engine, (server,) = await pool()
+    server.gives_up_after = 3
+    chunks = await read(engine, tiny.request(seeds=(1,), tokens=6))
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 6
+    assert chunks[-1].finish == "length"
 
 
 async def test_new_weights_can_go_over_a_shared_folder(pool: Any, tiny: Any, tmp_path: Path) -> None:

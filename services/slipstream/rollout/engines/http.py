@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator
 
 from slipstream.errors import SlipstreamError
@@ -40,6 +41,9 @@ class HttpEngine(SampleTasks):
         self._pool = Pool(config)
         self._swapping = asyncio.Lock()
         self._swap: asyncio.Task[None] | None = None
+        self._served: ServedWeights | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._error: SlipstreamError | None = None
         self._changed = asyncio.Event()  # set when what is asked now must be broken off
         self._after_temperature: bool | None = None
 
@@ -55,6 +59,14 @@ class HttpEngine(SampleTasks):
         self.running = True
         if self.config.fixed_weights:
             self.serve(0)
+        self._watcher = asyncio.create_task(self._watch(), name="http-watch")
+        self._watcher.add_done_callback(self._watch_ended)
+
+    def check_running(self) -> None:
+        """Raise a SlipstreamError, with the cause, when the engine does not run."""
+        if self._error is not None:
+            raise self._error
+        super().check_running()
 
     async def swap(self, weights: ServedWeights) -> None:
         """Serve another version; samples in flight go on under it from the tokens that they have."""
@@ -69,9 +81,14 @@ class HttpEngine(SampleTasks):
 
     async def close(self) -> None:
         """Abort everything; the servers live on."""
+        tasks = [task for task in (self._watcher, self._swap) if task is not None]
+        for task in tasks:
+            task.cancel()
         await self.end_samples()
-        if self._swap is not None:
-            await asyncio.gather(self._swap, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._served is not None:
+            self._served.release()
+            self._served = None
 
     def check(self, request: GroupRequest) -> None:
         """Refuse what the model cannot take."""
@@ -86,12 +103,11 @@ class HttpEngine(SampleTasks):
         failures = 0
         while len(made) < limit:
             await self.opened.wait()
-            assert self.version is not None
-            version, endpoint = self.version, self._pool.pick(self.version)
-            if endpoint is None:
-                raise SlipstreamError(
-                    f"engine: no server serves version {version} any more: {self._pool.troubles}"
-                )
+            version = self.version
+            endpoint = None if version is None else self._pool.pick(version)
+            if version is None or endpoint is None:  # until one is back, nothing more is taken
+                self._stop_serving()
+                continue
             ids, seed = [*request.prompt_ids, *made], seed_after(request.seeds[draft.sample], len(made))
             ask = Ask(ids, limit - len(made), seed, sampling, version)
             try:
@@ -112,7 +128,8 @@ class HttpEngine(SampleTasks):
     ) -> Finish | None:
         """One request; None when it was broken off for another version."""
         changed = self._changed
-        endpoint.busy += 1
+        if not await self._pool.enter(endpoint, ask.version):
+            return None
         pieces = self._pool.dialect.sample(endpoint.client, ask, self.config.token_seconds)
         try:
             async with contextlib.aclosing(pieces):  # type: ignore[type-var]
@@ -138,9 +155,9 @@ class HttpEngine(SampleTasks):
                 stream.put(chunk)
             if token in ask.sampling.stop_ids or self._stops.hit(ask.sampling, made):
                 return "stop"
-        if not piece.reason:
-            return None
-        return "length" if piece.reason == "length" else "abort"
+        if piece.reason not in ("", "length"):  # as of a server that was asked to end
+            raise HttpError(f"a server gave a sample up ({piece.reason})")
+        return "length" if piece.reason else None
 
     async def _check_logprobs(self, endpoint: Endpoint, sampling: Sampling) -> None:
         """Refuse servers whose logprobs are those before temperature, once, when a temperature asks for it."""
@@ -162,22 +179,65 @@ class HttpEngine(SampleTasks):
     async def _swap_in(self, weights: ServedWeights) -> None:
         async with self._swapping:
             try:
+                self.check_running()
                 check_weights(weights, self._expected, self._tied_head)
                 self.opened.clear()
                 self._changed.set()
                 self._changed = asyncio.Event()
                 await self._move(weights)
-            finally:
+            except BaseException:
                 weights.release()
+                raise
 
     async def _move(self, weights: ServedWeights) -> None:
         try:
             await self._pool.update(weights)
         except SlipstreamError as error:
             self.version = None  # no server holds a whole version that we know
+            self._error = error
             self.fail_all(error)
             raise
+        older, self._served = self._served, weights
+        if older is not None and older is not weights:
+            older.release()
         self.serve(weights.version)
+
+    async def _watch(self) -> None:
+        """Take servers back that were left out.
+
+        Raises:
+            SlipstreamError: None has served for `swap_seconds`.
+        """
+        heard = time.monotonic()
+        while True:
+            await asyncio.sleep(self.config.probe_seconds)
+            async with self._swapping:
+                version = self._last_version
+                if version < 0:
+                    heard = time.monotonic()
+                    continue
+                await self._pool.mend(self._served)
+                if self._pool.pick(version) is not None:
+                    heard = time.monotonic()
+                    self.serve(version)
+                elif time.monotonic() - heard > self.config.swap_seconds:
+                    raise SlipstreamError(
+                        f"engine: no server has served version {version} for {self.config.swap_seconds:.0f} s: "
+                        f"{self._pool.troubles}"
+                    )
+
+    def _stop_serving(self) -> None:
+        self.opened.clear()
+        self.version = None
+
+    def _watch_ended(self, watcher: asyncio.Task[None]) -> None:
+        if watcher.cancelled():
+            return
+        error = watcher.exception()
+        if not isinstance(error, SlipstreamError):
+            error = SlipstreamError(f"engine: the watch over its servers ended: {error!r}")
+        self._error = error
+        self.fail_all(error)
 
 
 async def _next_unless(changed: asyncio.Event, pieces: AsyncIterator[Piece]) -> Piece | None:

@@ -17,7 +17,8 @@ class HttpConfig:
     `endpoints` are base URLs of equal servers, without `/v1`. `server` is what they speak: "vllm" or "sglang".
     `share` is a folder that the servers see too; a new version is written there for them, where they cannot open
     this host's memory (vLLM elsewhere, or SGLang). `fixed_weights: true` says that servers may generate although
-    they cannot be updated: their tokens then carry version 0 for ever. A key for the servers comes from the
+    they cannot be updated: their tokens then carry version 0 for ever. Servers that were left out are looked at every
+    `probe_seconds`; when none has served for `swap_seconds`, the engine ends. A key for the servers comes from the
     environment, `SLIPSTREAM_ENGINE_KEY`.
     """
 

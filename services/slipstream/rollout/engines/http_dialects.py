@@ -56,6 +56,10 @@ class Dialect(Protocol):
         """Tokens of one sample; leaving early makes the server stop."""
         ...
 
+    async def served(self, client: HttpClient) -> str:
+        """The version that the server says it serves."""
+        ...
+
     async def update(self, client: HttpClient, handover: Handover, seconds: float) -> None:
         """Have the server load a version, and read back that it serves it.
 
@@ -114,6 +118,9 @@ class VllmDialect:
             for choice in event.get("choices", []):
                 yield _completion_piece(client, choice, sampling.top_logprobs)
 
+    async def served(self, client: HttpClient) -> str:
+        return str((await client.json("GET", "/weight_info", PROBE_SECONDS)).get("weight_version"))
+
     async def update(self, client: HttpClient, handover: Handover, seconds: float) -> None:
         version = str(handover.version)
         async with asyncio.timeout(seconds):
@@ -121,8 +128,7 @@ class VllmDialect:
             await client.json("POST", "/start_weight_update", seconds)
             await client.json("POST", "/update_weights", seconds, {"update_info": handover.message()})
             await client.json("POST", "/finish_weight_update", seconds, {"weight_version": version})
-            served = (await client.json("GET", "/weight_info", seconds)).get("weight_version")
-            if served != version:
+            if (served := await self.served(client)) != version:
                 raise HttpError(f"{client.base}: serves version {served} after {version} was loaded")
             await client.json("POST", "/resume", seconds)
 
@@ -158,6 +164,9 @@ class SglangDialect:
             piece, seen = _generate_piece(client, event, seen, sampling.top_logprobs)
             yield piece
 
+    async def served(self, client: HttpClient) -> str:
+        return str((await client.json("GET", "/get_model_info", PROBE_SECONDS)).get("weight_version"))
+
     async def update(self, client: HttpClient, handover: Handover, seconds: float) -> None:
         version = str(handover.version)
         body = {
@@ -169,8 +178,7 @@ class SglangDialect:
         answer = await client.json("POST", "/update_weights_from_disk", seconds, body)
         if not answer.get("success"):
             raise HttpError(f"{client.base}: refused version {version}: {answer.get('message')}")
-        served = (await client.json("GET", "/get_model_info", seconds)).get("weight_version", version)
-        if str(served) != version:
+        if (served := await self.served(client)) != version:
             raise HttpError(f"{client.base}: serves version {served} after {version} was loaded")
 
 

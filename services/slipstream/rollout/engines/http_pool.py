@@ -7,9 +7,10 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,16 @@ log = logging.getLogger("slipstream.rollout")
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One server. It is asked only while it serves the pool's version; `busy` counts its samples in flight."""
+    """One server. It is asked only while it serves the pool's version; `busy` counts its samples in flight.
+
+    One sample at a time passes `gate`, where a server is looked at that has none.
+    """
 
     client: HttpClient
     version: int | None = None
     busy: int = 0
     trouble: str = ""
+    gate: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Pool:
@@ -78,23 +83,63 @@ class Pool:
         return min(serving, key=lambda endpoint: endpoint.busy, default=None)
 
     def lost(self, endpoint: Endpoint, why: str) -> None:
-        """Leave a server out until it takes a version again; one with fixed weights is only asked last."""
-        if not self._config.fixed_weights:
-            endpoint.version = None
+        """Leave a server out until it takes a version again, or, with fixed weights, until it answers."""
+        endpoint.version = None
         if why != endpoint.trouble:
             endpoint.trouble = why
             log.warning("a server is left out: %s", why)
 
-    async def update(self, weights: ServedWeights) -> None:
-        """Move every server; one that does not take the version is left out.
+    async def enter(self, endpoint: Endpoint, version: int) -> bool:
+        """Count a sample at a server; False when the server was left out, or moved, before its turn.
+
+        A server that died and is back has other weights. What is in flight would have broken off with it, so one
+        with nothing in flight is asked.
 
         Raises:
-            WeightsError: None of them took it.
+            HttpError: It serves another version than the one it was given.
         """
+        async with endpoint.gate:
+            if endpoint.version != version:
+                return False
+            if not endpoint.busy and not self._config.fixed_weights:
+                served = await self.dialect.served(endpoint.client)
+                if served != str(version):
+                    raise HttpError(f"{endpoint.client.base}: serves version {served} instead of {version}")
+            endpoint.busy += 1
+            return True
+
+    async def update(self, weights: ServedWeights) -> None:
+        """Move every server; one that does not take the version is left out. While none does, all are asked again.
+
+        Raises:
+            WeightsError: None of them took it within `swap_seconds`.
+        """
+        end = time.monotonic() + self._config.swap_seconds
         with self._offer(weights) as handover:
-            results = await asyncio.gather(*(self._update_one(each, handover) for each in self.endpoints))
-        if not any(results):
-            raise WeightsError(f"no server took version {weights.version}: {self.troubles}")
+            while not any(await asyncio.gather(*(self._update_one(each, handover) for each in self.endpoints))):
+                if time.monotonic() + self._config.probe_seconds > end:
+                    raise WeightsError(f"no server took version {weights.version}: {self.troubles}")
+                await asyncio.sleep(self._config.probe_seconds)
+
+    async def mend(self, weights: ServedWeights | None) -> None:
+        """Give what is served to the servers that were left out and answer again; None: their weights are fixed."""
+        out = [each for each in self.endpoints if each.version is None and not each.busy]
+        found = zip(out, await asyncio.gather(*(self._answers(each) for each in out)), strict=True)
+        there = [endpoint for endpoint, answers in found if answers]
+        if weights is None:
+            for endpoint in there:
+                endpoint.version, endpoint.trouble = 0, ""
+        elif there:
+            with self._offer(weights) as handover:
+                await asyncio.gather(*(self._update_one(each, handover) for each in there))
+
+    async def _answers(self, endpoint: Endpoint) -> bool:
+        try:
+            await self.dialect.open(endpoint.client)
+        except HttpError as error:
+            self.lost(endpoint, str(error))
+            return False
+        return True
 
     async def _update_one(self, endpoint: Endpoint, handover: Handover) -> bool:
         endpoint.version = None

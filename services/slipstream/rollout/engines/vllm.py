@@ -210,8 +210,8 @@ class VllmEngine(SampleTasks):
             self._deaths.popleft()
         if len(self._deaths) > self.config.restarts:
             self._error = SlipstreamError(
-                f"engine: vLLM failed {len(self._deaths)} times within 10 minutes, restarts in rollout.engine.options "
-                f"is {self.config.restarts}; the last time: {cause}"
+                f"engine: vLLM failed {len(self._deaths)} times within 10 minutes, and restarts of "
+                f"rollout.engine.options is {self.config.restarts}; the last time: {cause}"
             )
             raise self._error
         log.error("%s; starting vLLM again (%d)", cause, len(self._deaths))
