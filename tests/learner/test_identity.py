@@ -12,6 +12,7 @@ from slipstream.learner.identity import (
     ACCEPTED,
     IDENTITY,
     identity_of,
+    known_at_start,
     refuse_changed,
     refuse_changed_since,
     settings_of,
@@ -91,9 +92,47 @@ def test_a_changed_setting_is_told_by_name_with_both_values(checkpoint, changes,
 def test_other_data_another_reference_and_another_tokenizer_are_told_together(checkpoint, model):
     (model / "tokenizer.json").write_text('{"changed": 1}')
     with pytest.raises(UserError) as caught:
-        refuse_changed(checkpoint, identity_of(config_of(), "d2", model, reference="abc"))
-    for told in ("data set is 'd2' and was 'd1'", "reference model is 'abc' and was 'none'", "tokenizer is '"):
+        refuse_changed(
+            checkpoint,
+            identity_of(config_of(model={"source": "other"}), "d2", model, reference="abc", prompts=90),
+        )
+    for told in (
+        "data set is data.kind arithmetic, 90 prompts and was data.kind arithmetic",
+        "reference model (learner.reference.source null) does not hold what it did",
+        "tokenizer is model.source other and was model.source smollm2-135m-instruct",
+    ):
         assert told in str(caught.value)
+    assert "'d2'" not in str(caught.value), "a digest tells nobody anything"
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"kind": "arithmetic", "options": {"terms": 3}}, "data.options is {'terms': 3} and was {}"),
+        ({"kind": "arithmetic", "limit": 50}, "data.limit is 50 and was None"),
+        ({"kind": "arithmetic", "holdout": 8}, "data.holdout is 8 and was 64"),
+        ({"kind": "arithmetic", "template": "plain"}, "data.template is 'plain' and was 'chat'"),
+        ({"kind": "sort_digits"}, "data.kind is 'sort_digits' and was 'arithmetic'"),
+    ],
+)
+def test_what_makes_the_rows_is_told_by_its_setting_before_they_are_read(checkpoint, data, told):
+    with pytest.raises(UserError) as caught:
+        refuse_changed(checkpoint, settings_of(config_of(data=data)))
+    assert told in str(caught.value)
+
+
+def test_a_file_of_rows_counts_by_its_content_and_not_by_its_place(checkpoint, tmp_path):
+    def of(name, text):
+        (tmp_path / name).write_text(text)
+        return known_at_start(config_of(data={"kind": "jsonl", "path": str(tmp_path / name)}))
+
+    sealed_with(checkpoint, of("a.jsonl", '{"prompt": "x"}\n'))
+    refuse_changed(checkpoint, of("moved.jsonl", '{"prompt": "x"}\n'))
+    with pytest.raises(UserError) as caught:
+        refuse_changed(checkpoint, of("b.jsonl", '{"prompt": "other"}\n'))
+    assert "b.jsonl (20 bytes) and was " in str(caught.value)
+    with pytest.raises(UserError, match=r"data\.path \(.*a\.jsonl \(16 bytes\)\) does not hold what it did"):
+        refuse_changed(checkpoint, of("a.jsonl", '{"prompt": "y"}\n'))
 
 
 def test_only_the_newest_checkpoint_that_is_sealed_counts(checkpoint, model):

@@ -259,7 +259,9 @@ def test_a_resume_with_another_reference_is_refused_by_name(folders, tmp_path):
     )
     assert reference_digest(_config(policy, str(moved)), policy) == first["reference model"]
     changed = dict(first, **{"reference model": reference_digest(_config(policy, "start"), policy)})
-    with pytest.raises(UserError, match=r"reference model is '.*' and was '"):
+    with pytest.raises(
+        UserError, match=r"reference model \(learner\.reference\.source .*\) does not hold what it did"
+    ):
         refuse_changed(tmp_path, changed)
 
 

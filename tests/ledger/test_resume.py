@@ -19,8 +19,8 @@ async def test_resume_with_another_dataset_is_refused(ledger, terms):
     await ledger.open_run(terms())
     with pytest.raises(UserError) as refusal:
         await ledger.open_run(terms(dataset_fingerprint="other", prompts=30))
-    assert "dataset_fingerprint is d in the ledger and other here" in str(refusal.value)
-    assert "prompts is 100 in the ledger and 30 here" in str(refusal.value)
+    assert "the rows of data are other ones here than in the ledger" in str(refusal.value)
+    assert "the number of prompts of data is 100 in the ledger and 30 here" in str(refusal.value)
     with pytest.raises(UserError, match="seed is 0"):
         await ledger.open_run(terms(seed=1))
 

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from slipstream.config.aliases import ABSENT
 from slipstream.config.explain import Problem, explain
 from slipstream.config.rules import contradictions
 from slipstream.config.schema import Config
@@ -24,11 +25,15 @@ ENV_PREFIX = "SLIPSTREAM__"
 
 
 def load_config(
-    name: str | Path, overrides: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    name: str | Path,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    recorded: bool = False,
 ) -> tuple[Config, list[str]]:
     """Read a config by path or by the name of a packaged one; returns it with its warnings.
 
-    Later sources win: file, then SLIPSTREAM__SECTION__KEY=value from the environment, then `key.sub=value`.
+    Later sources win: file, then SLIPSTREAM__SECTION__KEY=value from the environment, then `key.sub=value`. Of a file
+    that a run recorded, what is no setting any more because it had one legal value is left out.
 
     Raises:
         UserError: No such file, or no YAML mapping.
@@ -36,6 +41,11 @@ def load_config(
     """
     path = find_config(name)
     tree = read_tree(path)
+    if recorded:
+        for dotted in ABSENT:
+            section, _, key = dotted.partition(".")
+            if isinstance(tree.get(section), dict):
+                tree[section].pop(key, None)
     problems: list[str] = []
     origins: dict[str, str] = {}
     for origin, dotted, text in _overrides(overrides, os.environ if environment is None else environment):
@@ -58,7 +68,7 @@ def load_recorded(path: Path, overrides: Sequence[str] = ()) -> tuple[Config, li
         ConfigError: As `load_config`.
     """
     try:
-        return load_config(path, ["run.accept=[]", *overrides])
+        return load_config(path, ["run.accept=[]", *overrides], recorded=True)
     except ConfigError as error:
         if not error.unknown:
             raise

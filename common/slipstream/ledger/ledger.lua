@@ -44,6 +44,7 @@ local RESERVED_MS = 5000      -- time that a replica has to take what was handed
 local RESERVED_SCAN = 256     -- such tickets looked past in one call
 
 local FIXED = {'run_id', 'dataset_fingerprint', 'prompts', 'seed'}
+local FIXED_NAMES = {run_id = 'run.name', prompts = 'the number of prompts of data', seed = 'run.seed'}
 local NUMERIC = {
   attempt = true, tries = true, admitted = true, deadline = true, oldest = true, newest = true, tokens = true,
   informative = true, step = true, next = true, version = true, durable_step = true, max_staleness = true,
@@ -447,7 +448,8 @@ define('open_run', WRITES, function(terms, expect_version)
   local differ = {}
   for _, name in ipairs(FIXED) do
     if tostring(run[name]) ~= wanted[name] then
-      differ[#differ + 1] = name .. ' is ' .. run[name] .. ' in the ledger and ' .. wanted[name] .. ' here'
+      local told = name == 'dataset_fingerprint' and 'the rows of data are other ones here than in the ledger'
+      differ[#differ + 1] = told or (FIXED_NAMES[name] .. ' is ' .. run[name] .. ' in the ledger and ' .. wanted[name] .. ' here')
     end
   end
   if #differ > 0 then refuse('USER', table.concat(differ, '; ')) end

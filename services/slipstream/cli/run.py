@@ -10,12 +10,12 @@ from pathlib import Path
 
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks.listing import PLAIN, REACHING, problems
+from slipstream.cli.going_on import recorded_config, refuse_another_run, tell_going_on
 from slipstream.config.load import load_config, load_recorded
 from slipstream.config.rules import missing_parts
 from slipstream.config.rules_learner import missing_compiler
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, EXIT_USER, ConfigError, UserError
-from slipstream.learner.identity import refuse_changed_since, settings_of
 from slipstream.learner.launch import launch, ranks_to_start
 from slipstream.learner.start import pinned
 from slipstream.lifecycle.life import Life, Service
@@ -31,7 +31,7 @@ def up(options: argparse.Namespace) -> int:
     config, warnings = load_config(options.config, options.overrides)
     if config.run.name is None:
         config = _named(config, new_name(Path(options.config).stem))
-    return _supervise(config, warnings)
+    return _supervise(config, warnings, "up")
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def resume(options: argparse.Namespace) -> int:
             f"{folder} was recorded as {RunFolder.of(config).path}",
             "move it back, or set run.root and run.name",
         )
-    return _supervise(config, warnings)
+    return _supervise(config, warnings, "resume")
 
 
 def role(options: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ def _ended(code: int, folder: RunFolder, before: Before | None) -> int:
     return code
 
 
-def _supervise(config: Config, warnings: list[str]) -> int:
+def _supervise(config: Config, warnings: list[str], asked: str) -> int:
     from slipstream.provenance import collect
     from slipstream.supervisor.summary import print_summary
     from slipstream.supervisor.supervisor import Supervisor
@@ -111,10 +111,12 @@ def _supervise(config: Config, warnings: list[str]) -> int:
     _refuse_what_up_cannot_do(config)
     folder = RunFolder.of(config)
     config = pinned(config, folder)
-    refuse_changed_since(folder.checkpoints, settings_of(config), config.run.accept)
+    refuse_another_run(config, folder, asked)
+    earlier = recorded_config(folder)
     folder.create()
     set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
     with folder.held():
+        tell_going_on(config, earlier, folder, asked)
         before = folder.record_attempt(config, collect())
         for warning in warnings:
             log.warning("config: %s", warning)

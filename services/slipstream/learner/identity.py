@@ -19,15 +19,19 @@ from typing import Any
 import xxhash
 
 from slipstream.checkpoint.files import MARKER, step_of
+from slipstream.config.idle import condition_of, lookup
 from slipstream.config.rules import may_be_accepted, objective_of
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.models.resolve import present
 from slipstream.rewards.source import source_digest
 
 log = logging.getLogger("slipstream.learner")
 IDENTITY = "identity.json"
 ACCEPTED = "accepted changes"
 NO_REFERENCE = "none"
+DESCRIBED = "described"
+_SAMPLE_BYTES = 8 << 20
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -52,11 +56,54 @@ def settings_of(config: Config) -> dict[str, Any]:
         "learner.optimizer.kind": config.learner.optimizer.kind,
         **config.learner.lora.identity(),
         **_reward(config),
+        **_data(config),
     }
     plain: dict[str, Any] = json.loads(
         json.dumps(own | {f"objective.{name}": value for name, value in objective.items()})
     )
     return plain
+
+
+def _data(config: Config) -> dict[str, Any]:
+    """The settings that make the training rows, but for the place of a file: its content counts."""
+    look = lookup(config, "data", {})
+    fields = {n: f for n, f in type(config.data).model_fields.items() if n != "path" or not _is_file(config)}
+    acting = [n for n, field in fields.items() if (c := condition_of(field)) is None or c.holds(look)]
+    found = {f"data.{name}": getattr(config.data, name) for name in acting}
+    return found | ({"data.path": _sampled(Path(config.data.path).expanduser())} if _is_file(config) else {})
+
+
+def _is_file(config: Config) -> bool:
+    return Path(config.data.path or ".").expanduser().is_file()
+
+
+def _sampled(path: Path) -> str:
+    """Digest of a file's size, beginning and end, which is quick however large it is; all rows are compared later."""
+    digest, size = xxhash.xxh3_128(), path.stat().st_size
+    digest.update(str(size).encode())
+    with path.open("rb") as file:
+        for start in (0, max(0, size - _SAMPLE_BYTES)):
+            file.seek(start)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def described(config: Config, prompts: int | None = None) -> dict[str, str]:
+    """How a person would call what the identity holds digests of, by the same names; a change of words alone is none.
+
+    Args:
+        config: The run's config.
+        prompts: How many prompts there are, where that is known.
+    """
+    data, path = config.data, Path(config.data.path).expanduser()
+    size = f" ({path.stat().st_size:,} bytes)" if _is_file(config) else ""
+    count = "" if prompts is None else f", {prompts:,} prompts"
+    return {
+        "data.path": f"{data.path}{size}",
+        "data set": f"data.kind {data.kind} {data.path or data.name}".strip() + count,
+        "reference model": f"learner.reference.source {config.learner.reference.source or 'null'}",
+        "tokenizer": f"model.source {config.model.source}",
+    }
 
 
 def _reward(config: Config) -> dict[str, Any]:
@@ -70,7 +117,9 @@ def _reward(config: Config) -> dict[str, Any]:
     return found
 
 
-def identity_of(config: Config, data: str, model: Path, reference: str = NO_REFERENCE) -> dict[str, Any]:
+def identity_of(
+    config: Config, data: str, model: Path, reference: str = NO_REFERENCE, prompts: int | None = None
+) -> dict[str, Any]:
     """The whole identity.
 
     Args:
@@ -78,9 +127,17 @@ def identity_of(config: Config, data: str, model: Path, reference: str = NO_REFE
         data: Fingerprint of its prompts.
         model: Folder of the model; its tokenizer counts, its weights do not, for a checkpoint brings its own.
         reference: Digest of the reference model's content.
+        prompts: How many prompts there are, for messages.
     """
     contents = {"data set": data, "reference model": reference, "tokenizer": tokenizer_digest(model)}
-    return settings_of(config) | contents
+    return settings_of(config) | contents | {DESCRIBED: described(config, prompts)}
+
+
+def known_at_start(config: Config) -> dict[str, Any]:
+    """The part of the identity that is known before any process starts, with its descriptions."""
+    model = present(config.model.source)
+    tokenizer = {} if model is None else {"tokenizer": tokenizer_digest(model)}
+    return settings_of(config) | tokenizer | {DESCRIBED: described(config)}
 
 
 def tokenizer_digest(model: Path) -> str:
@@ -114,20 +171,38 @@ def refuse_changed(
         saved = json.loads((checkpoint / IDENTITY).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # an older checkpoint, or one that its digest will show as damaged
         return []
-    changed = [
-        name for name in sorted((saved.keys() & identity.keys()) - {ACCEPTED}) if saved[name] != identity[name]
-    ]
+    changed = differing(saved, identity)
     refused = [name for name in changed if name not in accepted]
     if refused:
-        told = "; ".join(f"{name} is {identity[name]!r} and was {saved[name]!r}" for name in refused)
         raise UserError(
-            f"the run cannot go on from {checkpoint.name}: {told}", _mend(checkpoint, changed, refused)
+            f"the run cannot go on from {checkpoint.name}: {tell(saved, identity, refused)}",
+            _mend(checkpoint, changed, refused),
         )
     taken = [
         {"after step": step_of(checkpoint), "name": name, "was": saved[name], "is": identity[name]}
         for name in changed
     ]
     return [*saved.get(ACCEPTED, []), *taken]
+
+
+def differing(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+    """Names of what both identities know and hold different values of."""
+    known = sorted((saved.keys() & identity.keys()) - {ACCEPTED, DESCRIBED})
+    return [name for name in known if saved[name] != identity[name]]
+
+
+def tell(saved: Mapping[str, Any], identity: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Each of the names with both values, in words where the values are digests."""
+    return "; ".join(_told(name, saved, identity) for name in names)
+
+
+def _told(name: str, saved: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+    now, before = identity.get(DESCRIBED, {}).get(name), saved.get(DESCRIBED, {}).get(name)
+    if now is None:
+        return f"{name} is {identity[name]!r} and was {saved[name]!r}"
+    if before is None or now == before:
+        return f"{name} ({now}) does not hold what it did"
+    return f"{name} is {now} and was {before}"
 
 
 def _mend(checkpoint: Path, changed: Sequence[str], refused: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
     reference = await asyncio.to_thread(reference_digest, config, model)
-    identity = identity_of(config, prompts.fingerprint, model, reference)
+    identity = identity_of(config, prompts.fingerprint, model, reference, len(prompts))
     await asyncio.to_thread(refuse_changed_since, folder.checkpoints, identity, config.run.accept)
     if config.learner.start_from is not None and not any(folder.checkpoints.glob("step-*")):
         look_for_start(config.learner.start_from)
