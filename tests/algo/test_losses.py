@@ -205,18 +205,6 @@ def test_dppo_topk_leaves_the_padding_of_a_short_head_out() -> None:
         assert result.high_BT.tolist() == [[masked]]
 
 
-def test_vespo_clamps_the_log_of_the_product_and_none_of_its_factors() -> None:
-    """log u of 30 and -29: W = e, whose phi for A >= 0 is e^(2 + 3 (1 - e)); two clamped factors would give W = 1."""
-    pi_BT = torch.tensor([[-1.0, -30.0]], dtype=torch.float64, requires_grad=True)
-    log_u_BT = torch.tensor([[30.0, -29.0]], dtype=torch.float64)
-    mask_BT = torch.ones(1, 2, dtype=torch.bool)
-    terms = Terms(pi_BT, pi_BT.detach() - log_u_BT, log_u_BT, log_u_BT, torch.ones(1, 2).double(), mask_BT)
-    sampler.vespo(terms).loss_BT.sum().backward()
-    phi = math.exp(2 + 3 * (1 - math.e))
-    assert pi_BT.grad is not None
-    close(pi_BT.grad, [[-phi, -phi]])
-
-
 def test_dppo_topk_says_when_the_head_is_missing() -> None:
     with pytest.raises(ValueError, match="dppo_topk_tv needs top-k logprobs"):
         run(lambda t: sampler.dppo(t, "topk_tv"), [[0.5]], [[0.3]], 1.0)

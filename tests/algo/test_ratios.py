@@ -66,27 +66,6 @@ def test_product_grows_with_length_and_the_geometric_mean_does_not(length: int) 
     assert not masks.geometric_inside(log_rho_BT, mask_BT, 0.999, 1.002).any()
 
 
-def test_one_gap_among_a_hundred_tokens_is_not_clamped_out_of_the_mean() -> None:
-    """Gap of 60: mean 0.6 > 0.5 drops the sequence; clamped to 20 before the mean it would be 0.2 and stay."""
-    mask_BT = torch.ones(2, 100, dtype=torch.bool)
-    log_u_BT = torch.zeros(2, 100)
-    log_u_BT[:, 7] = -60.0
-    advantages_BT = torch.tensor([[-1.0], [1.0]]).expand(2, 100)
-    assert masks.on_policy_enough(advantages_BT, log_u_BT, mask_BT, 0.5).tolist() == [False, True]
-    assert masks.on_policy_enough(advantages_BT, log_u_BT, mask_BT, 0.61).tolist() == [True, True]
-
-
-def test_a_sum_or_mean_over_log_ratios_takes_them_as_they_are() -> None:
-    """log rho of 30 and -29: product e, mean e^0.5, and a veto that sees both."""
-    log_rho_BT, mask_BT = torch.tensor([[30.0, -29.0]]), torch.ones(1, 2, dtype=torch.bool)
-    assert float(level_ratio(log_rho_BT, mask_BT, "product")[0, 0]) == pytest.approx(math.e)
-    assert float(level_ratio(log_rho_BT, mask_BT, "geometric")[0, 0]) == pytest.approx(math.exp(0.5))
-    assert masks.geometric_inside(log_rho_BT, mask_BT, 1.6, 1.7).all()
-    assert not masks.veto_free(log_rho_BT, mask_BT, None, 1e10).any()
-    assert not masks.veto_free(log_rho_BT, mask_BT, 1e-10, None).any()
-    assert masks.veto_free(log_rho_BT, mask_BT, 0.0, 1e14).all()
-
-
 def test_second_moment_is_of_the_raw_differences() -> None:
     """One gap of 60 among 1e5 tokens: a mean of 0.036 with it; clamped to 20 it would be 0.004 and stay."""
     sampler_BT, mask_BT = torch.zeros(1, 100_000), torch.ones(1, 100_000, dtype=torch.bool)
