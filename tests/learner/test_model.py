@@ -16,7 +16,7 @@ def test_dropout_is_switched_off_and_said(make_llama, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="slipstream.learner"):
         policy = Policy(folder, ModelSection(), "cpu")
     assert "attention_dropout" in caplog.text
-    assert policy.module.training
+    assert not policy.module.training
     ids = torch.tensor([[1, 2, 3, 4, 5]])
     with torch.no_grad():
         first, second = (policy.module(input_ids=ids, use_cache=False).logits for _ in range(2))

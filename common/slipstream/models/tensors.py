@@ -14,24 +14,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
+Headers = dict[str, tuple[tuple[int, ...], str]]  # dtypes as safetensors writes them, such as F32
 
 
-def tensor_shapes(folder: Path) -> Shapes:
-    """Names and shapes of the tensors in the folder's files, from their headers alone.
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, as transformers chooses them: one, or those that the index names.
+
+    Others may lie beside them, such as another library's copy. A folder with neither gives all that there are.
+    """
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        return sorted({folder / name for name in index["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return sorted(folder.glob("*.safetensors"))
+
+
+def tensor_headers(folder: Path) -> Headers:
+    """Shapes and types of the tensors in the folder's weight files by name, from the files' headers alone.
 
     Raises:
         UserError: Names the file that cannot be read.
     """
-    shapes: Shapes = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    headers: Headers = {}
+    for path in weight_files(folder):
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(length))
         except (OSError, ValueError, OverflowError, struct.error) as error:
             raise UserError(f"model folder {folder}: {path.name} cannot be read: {error}") from None
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return shapes
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        headers |= {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
+    return headers
+
+
+def tensor_shapes(folder: Path) -> Shapes:
+    """Names and shapes of the tensors in the folder's weight files; raises what `tensor_headers` raises."""
+    return {name: shape for name, (shape, _) in tensor_headers(folder).items()}
 
 
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
@@ -44,7 +66,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
     wanted, found = list(names), {}
     left = set(wanted)
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in left.intersection(file.keys()):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import BaseMismatch, UserError, WeightsError
-from slipstream.models.tensors import content_digest, read_tensors
+from slipstream.models.joined import read_model_tensors
+from slipstream.models.tensors import content_digest
 from slipstream.weights.base import Array, Bytes, Mapped, Subscriber
 from slipstream.weights.manifest import Adapter, Manifest
 from slipstream.weights.torch_io import to_torch
@@ -169,7 +170,7 @@ def read_base(folder: Path, adapter: Adapter) -> dict[str, Tensor]:
         BaseMismatch: The folder holds something else.
     """
     try:
-        found = read_tensors(folder, adapter.base)
+        found = read_model_tensors(folder, adapter.base)
     except UserError as error:
         raise BaseMismatch(error.problem, error.mend) from error
     if (digest := content_digest(found)) != adapter.base_digest:

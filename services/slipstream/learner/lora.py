@@ -6,6 +6,7 @@ is: `<layer>.lora_A.weight` [rank, inputs] and `<layer>.lora_B.weight` [outputs,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from slipstream.config.lora import LoraSection
+from slipstream.errors import UserError
 from slipstream.learner.lora_targets import choose
+
+_LOG = logging.getLogger("slipstream.learner")
 
 _ADAPTER = ".default.weight"  # peft's name for its only set of adapters
 
@@ -49,9 +53,7 @@ def add_adapters(module: nn.Module, lora: LoraSection) -> Adapters | None:
         return None
     from peft import LoraConfig, inject_adapter_in_model
 
-    head = module.get_output_embeddings()  # type: ignore[operator]
-    linear = [name for name, part in module.named_modules() if type(part) is nn.Linear and part is not head]
-    layers = choose(linear, lora.targets)
+    layers = _layers(module, lora)
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.numerator,
@@ -60,11 +62,33 @@ def add_adapters(module: nn.Module, lora: LoraSection) -> Adapters | None:
         target_modules=layers,
         bias="none",
     )
+    before = set(module.modules())
     inject_adapter_in_model(settings, module)
+    for part in set(module.modules()) - before:
+        part.train()  # for their dropout, whichever mode the model is in
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return Adapters(lora.rank, lora.numerator, lora.rslora, lora.scale, tuple(layers))
+
+
+def _layers(module: nn.Module, lora: LoraSection) -> list[str]:
+    """Names of the layers that shall carry adapters; says what else there is and carries none."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = module.get_output_embeddings()  # type: ignore[operator]
+    named = dict(module.named_modules())
+    if turned := [name for name, part in named.items() if isinstance(part, Conv1D)]:
+        raise UserError(
+            f"learner.lora.rank {lora.rank}: {turned[0]} of {type(module).__name__} is a Conv1D, transformers' layer "
+            "that keeps its weight as [inputs, outputs], and adapters go on linear layers",
+            "train all weights (learner.lora.rank=null)",
+        )
+    linear = [name for name, part in named.items() if type(part) is nn.Linear and part is not head]
+    chosen = choose(linear, lora.targets)
+    if stacked := [name for name, value in module.named_parameters() if value.ndim == 3]:
+        _LOG.info("%d tensors that hold all experts of a layer carry no adapters, as %s", len(stacked), stacked[0])
+    return chosen
 
 
 def plain_name(name: str) -> str:

@@ -13,7 +13,8 @@ from torch import Tensor
 from slipstream.errors import UserError, install
 from slipstream.learner.export import write_files
 from slipstream.learner.shards import Saved
-from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
+from slipstream.models.joined import read_model_tensors
+from slipstream.models.tensors import content_digest, tensor_shapes
 from slipstream.weights.merging import merge_all
 
 _PEFT_PREFIX = "base_model.model."
@@ -31,7 +32,7 @@ def write_merged(checkpoint: Path, adapter: dict[str, Any], model: Path, dtype: 
     Raises:
         UserError: The model's folder is not the base that the adapters were trained on.
     """
-    base = read_tensors(model, adapter["base"]["tensors"])
+    base = read_model_tensors(model, adapter["base"]["tensors"])
     if (digest := content_digest(base)) != adapter["base"]["digest"]:
         raise UserError(
             f"model.source: {model} has content {digest}, but the adapters in {checkpoint} belong to "

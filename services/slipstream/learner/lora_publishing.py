@@ -14,9 +14,6 @@ def adapter_of(policy: Policy, dtype: torch.dtype) -> Adapter | None:
     Args:
         policy: The policy.
         dtype: What the base travels as would it travel; replicas use it as this.
-
-    Raises:
-        UserError: The folder's files name the tensors otherwise than the model does.
     """
     if policy.adapters is None:
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
+from slipstream.models.architecture import read_architecture, vocabulary
 from slipstream.models.tensors import tensor_shapes
 
 _SHOWN = 12
@@ -39,7 +39,7 @@ def check_targets(folder: Path, lora: LoraSection) -> None:
     """
     if lora.rank is None:
         return
-    words = _vocabulary(folder)  # embeddings and the head carry none
+    words = vocabulary(read_architecture(folder))  # embeddings and the head carry none
     shapes = tensor_shapes(folder).items()
     sides = {n.removesuffix(".weight"): min(s) for n, s in shapes if len(s) == 2 and s[0] != words}
     if not sides and not lora.targets:  # whoever loads the model knows its layers better
@@ -51,30 +51,6 @@ def check_targets(folder: Path, lora: LoraSection) -> None:
             f"({widest})",
             "lower it; 8 to 64 are usual",
         )
-
-
-def check_names(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a model whose files name its tensors otherwise than it does: replicas read the base from the files.
-
-    Raises:
-        UserError: Names the first that the files have not.
-    """
-    shapes = tensor_shapes(folder)
-    missing = [name for name in names if name not in shapes]
-    if missing:
-        raise UserError(
-            f"learner.lora.rank: the files in {folder} hold no {missing[0]}, which the model made of them has",
-            "save the model with transformers, or train all weights (null)",
-        )
-
-
-def _vocabulary(folder: Path) -> int | None:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # whoever loads the model says so
-        return None
-    size: int | None = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
-    return size
 
 
 def _names(target: str, layer: str) -> bool:

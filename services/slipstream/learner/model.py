@@ -6,9 +6,6 @@ tokens that need them. Shapes: R rows, L tokens, D hidden, V vocabulary.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,19 +18,20 @@ from slipstream.config.lora import LoraSection
 from slipstream.errors import UserError
 from slipstream.learner.batch import MicroBatch
 from slipstream.learner.embedding import embed
-from slipstream.learner.lazy import Lazy, can_be_filled, without_memory
+from slipstream.learner.lazy import Lazy
+from slipstream.learner.loading import load_empty, load_whole
 from slipstream.learner.lora import adapter_tensors, add_adapters, plain_name, without_dropout
-from slipstream.learner.lora_targets import check_names, check_targets
-from slipstream.learner.probing import additive, check_head, pair_cost, takes_mask
+from slipstream.learner.lora_targets import check_targets
+from slipstream.learner.probing import additive, check_head, check_repeats, pair_cost, takes_mask
 from slipstream.learner.scorer import Scorer
 from slipstream.learner.sharding import reshard
-from slipstream.models.tensors import content_digest, read_tensors
-
-_LOG = logging.getLogger("slipstream.learner")
+from slipstream.models.inventory import check_folder_weights
+from slipstream.models.joined import read_model_tensors
+from slipstream.models.tensors import content_digest
 
 
 class Policy:
-    """A causal language model in training mode without dropout.
+    """A causal language model that computes what the sampler does: nothing in it is random but adapters' dropout.
 
     Attributes:
         module: The transformers model.
@@ -63,28 +61,28 @@ class Policy:
             lazily: Leave the weights in the files until the model is sharded, where that can be; then `probe`.
 
         Raises:
-            UserError: No such device, a folder that transformers cannot load, a head that is more than a
-                matrix product, or targets of `lora` that the model has not.
+            UserError: No such device, a folder that transformers cannot load or that holds other tensors than its
+                config asks for, a model whose forward pass is random, a head that is more than a matrix product, or
+                targets of `lora` that the model has not.
         """
         self.folder = folder
         self.autocast: torch.dtype | None = None
         lora = lora or LoraSection()
+        check_folder_weights(folder, settings.attention)
         check_targets(folder, lora)
         self.device = pick_device(device)
         self.lazy: Lazy | None = None
-        lazy = _empty(folder, settings) if lazily and lora.rank is None else None
+        lazy = load_empty(folder, settings) if lazily and lora.rank is None else None
         if lazy is None:
-            self.module = _load(folder, settings).to(self.device)
+            self.module = load_whole(folder, settings).to(self.device)
         else:
             self.module, self.lazy = lazy, Lazy(folder, lazy)
             for buffer in self.module.buffers():
                 buffer.data = buffer.data.to(self.device)
-        _switch_off_dropout_modules(self.module)
+        # What a model does at random, it does only in training mode; gradients need no mode.
+        self.module.eval()
         self.adapters = add_adapters(self.module, lora)
         self.scorer = Scorer(self)
-        if self.adapters is not None:
-            check_names(folder, self.base_tensors())
-        self.module.train()
         self._embedding = self.module.get_input_embeddings()
         # The embedding's gradient must not skip an id because the tokenizer also pads with it.
         self._embedding.padding_idx = None
@@ -97,10 +95,11 @@ class Policy:
         """Try what the model can do, once its weights are there; with several ranks common work.
 
         Raises:
-            UserError: A head that is more than a matrix product.
+            UserError: A forward pass that is random, or a head that is more than a matrix product.
         """
         self.lazy = None
         with torch.no_grad():
+            self.scorer(None, 1.0, trial=lambda: check_repeats(self))
             self.scorer(None, 1.0, trial=lambda: check_head(self))
             if self.module.config._attn_implementation in ("sdpa", "eager"):
                 self.shares = self.scorer(None, 1.0, trial=lambda: takes_mask(self))
@@ -140,12 +139,8 @@ class Policy:
 
     @cached_property
     def base_digest(self) -> str:
-        """Digest of the base's content as the model folder holds it; reads the folder once.
-
-        Raises:
-            UserError: The folder's files name the tensors otherwise than the model does.
-        """
-        return content_digest(read_tensors(self.folder, self.base_tensors()))
+        """Digest of the base's content as the model folder holds it; reads the folder once."""
+        return content_digest(read_model_tensors(self.folder, self.base_tensors()))
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Logprobs and entropies [S, T] of the samples' actions; the batch is on the policy's device."""
@@ -213,62 +208,3 @@ def pick_device(name: str) -> torch.device:
         count = torch.cuda.device_count()
         raise UserError(f"learner.device {name!r}: {count} CUDA devices here", "use auto or cpu")
     return device
-
-
-def _empty(folder: Path, settings: ModelSection) -> Any:
-    """The model with its parameters on the meta device, or None where its files cannot fill it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with _told(folder):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    _switch_off_dropout(config)
-    with _told(folder), without_memory():
-        module = AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, settings.dtype), attn_implementation=settings.attention
-        )
-    return module if can_be_filled(folder, module) else None
-
-
-def _load(folder: Path, settings: ModelSection) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with _told(folder):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        _switch_off_dropout(config)
-        return AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=getattr(torch, settings.dtype),
-            attn_implementation=settings.attention,
-            local_files_only=True,
-            use_safetensors=True,
-        )
-
-
-@contextmanager
-def _told(folder: Path) -> Iterator[None]:
-    """What transformers finds wrong with a folder, in one line."""
-    try:
-        yield
-    except (OSError, ValueError, ImportError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"model folder {folder} cannot be loaded: {reason}", "check model.source") from error
-
-
-def _switch_off_dropout(config: Any) -> None:
-    """Dropout makes the learner's logprobs differ from the sampler's at random, which ruins every ratio."""
-    found = [
-        name
-        for name, value in config.to_dict().items()
-        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float) and value > 0
-    ]
-    for name in found:
-        setattr(config, name, 0.0)
-    if found:
-        _LOG.warning("dropout is switched off (%s): ratios to the sampler need it", ", ".join(found))
-
-
-def _switch_off_dropout_modules(module: nn.Module) -> None:
-    for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            part.p = 0.0

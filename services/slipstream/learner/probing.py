@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import UserError
+from slipstream.learner.lora import without_dropout
 
 if TYPE_CHECKING:
     from slipstream.learner.model import Policy
@@ -21,6 +22,7 @@ _LOG = logging.getLogger("slipstream.learner")
 # A query-key pair costs more than its share of arithmetic: softmax and masks, not only matrix products.
 _PAIR_OVERHEAD = 2.0
 _PROBE_TOLERANCE = 1e-3
+_ROUNDINGS = 64.0  # of the weights' dtype, by which sums in another order may differ after all layers
 
 
 def pair_cost(module: Any) -> float:
@@ -31,6 +33,27 @@ def pair_cost(module: Any) -> float:
     body = max(sum(p.numel() for p in module.parameters()) - embedding, 1)
     ratio: float = 4 * layers * hidden / (2 * body)
     return _PAIR_OVERHEAD * ratio
+
+
+def check_repeats(policy: Policy) -> None:
+    """Refuse a model that gives the same tokens other hidden states the second time.
+
+    On a CPU the two are the same bit for bit; a GPU may add in another order, which rounds otherwise.
+
+    Raises:
+        UserError: Names the model and how far apart they are.
+    """
+    tokens_RL = torch.arange(24, device=policy.device).remainder(6)[None]
+    with torch.no_grad(), without_dropout(policy.module):
+        first, second = (policy._trunk(tokens_RL, None, None).float() for _ in range(2))
+    apart = float((first - second).abs().max())
+    rounding = 0.0 if first.device.type == "cpu" else _ROUNDINGS * torch.finfo(policy.module.dtype).eps
+    if not apart <= rounding * float(first.abs().max()):
+        raise UserError(
+            f"model {type(policy.module).__name__}: the same tokens give hidden states that are {apart:.2g} apart the "
+            "second time, so its forward pass is random (or not finite), and every ratio to the sampler would be noise",
+            "switch off what is random in its config.json, or name another model",
+        )
 
 
 def check_head(policy: Policy) -> None:
@@ -46,7 +69,7 @@ def check_head(policy: Policy) -> None:
     if not _close(logits, ours):
         raise UserError(
             f"model {type(policy.module).__name__}: its logits are more than hidden states times the head "
-            "(a bias, scale or soft cap)",
+            "(a bias or scale)",
             "use a model without it",
         )
 

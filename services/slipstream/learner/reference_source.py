@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -19,6 +18,7 @@ from slipstream.errors import UserError
 from slipstream.learner.identity import NO_REFERENCE
 from slipstream.learner.lora_checkpoint import FILE as ADAPTER
 from slipstream.learner.start import start_checkpoint
+from slipstream.models.architecture import read_architecture, vocabulary
 from slipstream.models.resolve import resolve
 from slipstream.models.tensors import content_digest, read_tensors, tensor_shapes
 
@@ -44,7 +44,7 @@ class Source:
         """Digest of what makes the model: its tensors, by name, and its config, but for names and versions."""
         digest = xxhash.xxh3_128()
         digest.update(content_digest(read_tensors(self.folder, tensor_shapes(self.folder))).encode())
-        config = {name: value for name, value in _config(self.folder).items() if name not in _PASSING}
+        config = {name: value for name, value in read_architecture(self.folder).items() if name not in _PASSING}
         digest.update(json.dumps(config, sort_keys=True).encode())
         if self.start is not None:
             # of its files those that are the weights: the others may be taken out of it later (`thin`)
@@ -87,7 +87,7 @@ def check_vocabulary(config: Config, folder: Path, model: Path) -> None:
     Raises:
         UserError: Vocabulary or tokens differ.
     """
-    if _differ(_vocabulary(folder), _vocabulary(model)) or _differ(_tokens(folder), _tokens(model)):
+    if _differ(_words(folder), _words(model)) or _differ(_tokens(folder), _tokens(model)):
         raise UserError(
             f"learner.reference.source {config.learner.reference.source!r}: its vocabulary is not that of "
             f"model.source {config.model.source!r}, so its logprobs would be those of other tokens",
@@ -106,15 +106,8 @@ def _differ(theirs: object, ours: object) -> bool:
     return theirs is not None and ours is not None and theirs != ours
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return plain
-
-
-def _vocabulary(folder: Path) -> int | None:
-    config = _config(folder)
-    size: int | None = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
-    return size
+def _words(folder: Path) -> int | None:
+    return vocabulary(read_architecture(folder))
 
 
 def _tokens(folder: Path) -> Mapping[str, int] | None:

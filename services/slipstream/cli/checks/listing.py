@@ -21,6 +21,7 @@ PLAIN: tuple[Check, ...] = (
     data.files,
     data.rows,
     model.folder,
+    model.architecture,
     model.context,
     model.chat_template,
     model.adapters,

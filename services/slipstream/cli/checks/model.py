@@ -12,6 +12,7 @@ from slipstream.learner.lora_targets import check_targets
 from slipstream.learner.patterns import matching
 from slipstream.learner.reference_source import START, check_vocabulary
 from slipstream.learner.start import look_for_start
+from slipstream.models.architecture import read_architecture, unsupported
 from slipstream.models.resolve import check_folder, present
 from slipstream.models.tensors import tensor_shapes
 from slipstream.prompts.build import context_length
@@ -27,6 +28,17 @@ def here(config: Config) -> Path | None:
 def folder(config: Config) -> Iterator[str]:
     """A folder that is not there, or lacks a part of a model."""
     yield from _lacking(config.model.source, "model.source")
+
+
+def architecture(config: Config) -> Iterator[str]:
+    """A model, or a reference, that cannot be trained here, whatever its weights."""
+    sources = {"model.source": config.model.source, "learner.reference.source": config.learner.reference.source}
+    for setting, source in sources.items():
+        found = None if source in (None, START) else present(source)
+        if found is None or not (found / "config.json").is_file():
+            continue
+        if reason := unsupported(read_architecture(found), config.model.attention):
+            yield f"{setting} {source!r}: {reason}"
 
 
 def context(config: Config) -> Iterator[str]:

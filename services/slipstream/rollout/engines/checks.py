@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.errors import SlipstreamError, UserError, WeightsError
+from slipstream.errors import SlipstreamError, WeightsError
+from slipstream.models.architecture import read_architecture, text_part
 
 if TYPE_CHECKING:
     from slipstream.rollout.engines.base import GroupRequest, ServedWeights
@@ -34,13 +34,7 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: There is none that can be read.
     """
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"model.source: {folder}/config.json cannot be read ({error})", "fetch the model again"
-        ) from error
-    return {**content, **content.get("text_config", {})}
+    return text_part(read_architecture(folder))
 
 
 def check_weights(weights: ServedWeights, expected: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:

@@ -120,25 +120,30 @@ def read_weights(tensors: Mapping[str, Tensor], shape: LlamaShape) -> LlamaWeigh
     """Find and check every weight.
 
     Raises:
-        WeightsError: Names a missing tensor, or one of another shape or type.
+        WeightsError: Names a missing tensor, one of another shape or type, or one that is no part of the model.
     """
     take = _Taker(tensors)
     embedding = take("model.embed_tokens.weight", shape.vocab, shape.hidden)
-    return LlamaWeights(
+    weights = LlamaWeights(
         embedding=embedding,
         layers=[_read_layer(take, shape, f"model.layers.{layer}.") for layer in range(shape.layers)],
         norm=take("model.norm.weight", shape.hidden)[:, None],
         # tied: always the embedding, for a head that came along could be of an older version
         head=embedding if shape.tied else take("lm_head.weight", shape.vocab, shape.hidden),
     )
+    if unknown := [name for name in tensors if name not in take.taken | {"lm_head.weight"}]:
+        raise WeightsError(f"tensor {unknown[0]!r} is no part of this model")
+    return weights
 
 
 class _Taker:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
+        self.taken: set[str] = set()
 
     def __call__(self, name: str, *expected: int) -> Tensor:
         tensor = self.tensors.get(name)
+        self.taken.add(name)
         if tensor is None:
             raise WeightsError(f"weights lack tensor {name!r}")
         if tuple(tensor.shape) != expected:

@@ -18,7 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from slipstream.errors import SlipstreamError, TransportTimeout
+from slipstream.errors import SlipstreamError, TransportTimeout, UserError
+from slipstream.models.architecture import positions, read_architecture, unsupported
+from slipstream.models.inventory import told
 from slipstream.rollout.engines.base import Chunk, GroupRequest, ServedWeights
 from slipstream.rollout.engines.checks import check_request
 from slipstream.rollout.engines.decode import DecodeLoop, Deliveries
@@ -60,12 +62,19 @@ class TransformersEngine:
         return max(0, self.config.slots - sum(stream.open_samples for stream in self._streams.values()))
 
     async def start(self) -> None:
-        """Start the decode thread; `swap` must give the first weights."""
+        """Start the decode thread; `swap` must give the first weights.
+
+        Raises:
+            UserError: A model that cannot be decoded.
+        """
+        described = read_architecture(self.config.folder)
+        if reason := unsupported(described, attention="eager"):
+            raise UserError(f"model folder {self.config.folder}: {reason}")
         self._model_config = await asyncio.to_thread(read_config, self.config.folder)
-        positions = getattr(self._model_config, "max_position_embeddings", None)
-        self._context = min(self.config.context, positions or self.config.context)
+        self._context = min(self.config.context, positions(described) or self.config.context)
+        loop = await asyncio.to_thread(self._make_loop)  # before the thread, so that a mistake is told at once
         limit = 4 * self.config.requests  # a request sends two commands at most; the rest is slack
-        self._worker = Worker(self._make_loop, self.config.threads, limit, self._deliver, self._ended)
+        self._worker = Worker(lambda: loop, self.config.threads, limit, self._deliver, self._ended)
         self._worker.start()
 
     def check_running(self) -> None:
@@ -198,10 +207,15 @@ class TransformersEngine:
 
 
 def read_config(folder: Path) -> Any:
-    """The transformers config of a model folder."""
+    """The transformers config of a model folder.
+
+    Raises:
+        UserError: transformers cannot read it.
+    """
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
+    with told(folder):
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def map_tensors(arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, Tensor]:
