@@ -161,3 +161,54 @@ def test_a_store_that_cannot_be_written_is_said_before_the_run(
     assert main(["up", path]) == EXIT_USER
     assert "learner.checkpoint.upload" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["validate", "up"])
+@pytest.mark.parametrize(
+    ("described", "says"),
+    [
+        (
+            {"model_type": "qwen2_vl", "vision_config": {"depth": 2}},
+            "model.source 'odd': a qwen2_vl model has several",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": {"max_position_embeddings": 64}},
+            "a gemma3 model has several parts",
+        ),
+        (
+            {"layer_types": ["linear_attention"], "model_type": "qwen3_next"},
+            "is recurrent (layer_types: linear_att",
+        ),
+        ({"model_type": "mamba", "state_size": 16}, "a mamba model is recurrent"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30 caps the logits"),
+        ({"attn_logit_softcapping": 50.0}, "set model.attention=eager"),
+        (
+            {"max_position_embeddings": None, "n_positions": 32},
+            "model.context_length 48 is above the model's 32",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_by_its_config_alone(
+    described: dict[str, Any],
+    says: str,
+    command: str,
+    config: Any,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    folder = make_model(tmp_path / "odd")
+    content = json.loads((folder / "config.json").read_text()) | described
+    (folder / "config.json").write_text(json.dumps(content))
+    assert main([command, config(model__source="odd", model__context_length=48)]) == EXIT_USER
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["validate", "up"])
+def test_numbers_that_are_not_finite_are_named_by_their_rows(
+    command: str, config: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = config()
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "answer": NaN}\n')
+    assert main([command, path]) == EXIT_USER
+    assert "rows.jsonl:2: column 'answer' holds nan" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from slipstream.checkpoint.writing import write
 
@@ -34,11 +34,14 @@ def test_export_writes_the_checkpoints_weights_beside_the_models_own_files(
     slipstream: Run, tmp_path: Path
 ) -> None:
     run = a_run(tmp_path)
-    write(run / "checkpoints", 7, {"model.safetensors": lambda path: path.write_bytes(b"after") and None})
+    (tmp_path / "model" / "consolidated.safetensors").write_bytes(b"the same weights, before")
+    after = {"a": np.ones(2, np.float32)}
+    write(run / "checkpoints", 7, {"model.safetensors": lambda path: save_file(after, path)})
     done = slipstream("export", str(run), "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert "step 7" in done.stdout
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"after"
+    assert load_file(tmp_path / "out" / "model.safetensors")["a"].tolist() == [1, 1]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         "config.json",
         "tokenizer.json",

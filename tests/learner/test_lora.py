@@ -112,15 +112,13 @@ def test_dropout_is_live_in_training_and_not_in_the_canary(llama_folder):
         assert not torch.equal(logits(), logits())
 
 
-def test_a_model_whose_files_have_other_names_is_refused(make_llama, tmp_path):
-    """transformers finds them without their prefix too; a replica would not."""
-    folder = make_llama(tmp_path)
+def test_the_base_is_found_under_the_other_names_that_transformers_knows(make_llama, tmp_path):
+    plain = Policy(make_llama(tmp_path / "plain"), ModelSection(), "cpu", LoraSection(rank=2))
+    folder = make_llama(tmp_path / "bare")
     named = load_file(folder / "model.safetensors")
     named = {name.removeprefix("model."): value for name, value in named.items()}
     save_file(named, folder / "model.safetensors", {"format": "pt"})
-    Policy(folder, ModelSection(), "cpu")
-    with pytest.raises(UserError, match=r"hold no model\.embed_tokens\.weight"):
-        Policy(folder, ModelSection(), "cpu", LoraSection(rank=2))
+    assert Policy(folder, ModelSection(), "cpu", LoraSection(rank=2)).base_digest == plain.base_digest
 
 
 def test_the_head_and_the_embedding_are_refused_as_targets_from_the_files_alone(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -210,6 +211,19 @@ def test_live_dropout_is_refused_with_a_reference(folders):
     source = find_reference(config, folders[0])
     with pytest.raises(UserError, match=r"layers\.1\.noise drops out a share of 0\.1"):
         reference_module.Reference(source, policy, config, None)
+
+
+def test_a_reference_that_lacks_a_tensor_is_refused(folders, make_llama, tmp_path):
+    other = make_llama(tmp_path)
+    (other / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1}}}')
+    tensors = load_file(other / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    policy = Policy(folders[0], ModelSection(source=str(folders[0])), "cpu")
+    config = _config(folders[0], str(other))
+    source = find_reference(config, folders[0])
+    with pytest.raises(UserError, match=r"lacks tensor 'model\.norm\.weight'"):
+        reference_module.Reference(source, policy, config, SimpleNamespace(mesh=None))
 
 
 def _config(folder, source, **learner):

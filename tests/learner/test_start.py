@@ -9,6 +9,7 @@ from slipstream.checkpoint.finding import prune
 from slipstream.checkpoint.writing import write
 from slipstream.config.load import build
 from slipstream.errors import UserError
+from slipstream.learner.shards import RankFile
 from slipstream.learner.start import look_for_start, pinned, start_checkpoint
 from slipstream.run_folder import RunFolder
 
@@ -55,6 +56,16 @@ def test_weights_of_another_model_are_refused(make_trainer, make_llama, tmp_path
     other = make_trainer(folder=make_llama(tmp_path / "other", hidden_size=64))
     with pytest.raises(UserError, match="another model"):
         other.load_weights(folder)
+
+
+def test_weights_that_are_no_floats_are_refused(make_trainer, tmp_path):
+    trainer = make_trainer()
+    tensors = {name: value.clone() for name, value in trainer.tensors().items()}
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)
+    saver = RankFile.of(tensors, leads=True, first_copy=True).save
+    folder = write(tmp_path, 0, {"model.safetensors": saver, "counts.json": lambda path: path.write_text("{}")})
+    with pytest.raises(UserError, match=r"1 tensors are no floats, as model\.norm\.weight of type I8"):
+        trainer.load_weights(folder)
 
 
 @pytest.fixture

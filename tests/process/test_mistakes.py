@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -50,6 +51,24 @@ def test_a_folder_that_cannot_be_written_is_named(stack, quick):
     run.up(*quick, "run.steps=2", "run.root=/proc/nowhere")
     assert run.wait() == 2, run.text
     assert "run.root" in run.text.strip().splitlines()[-1]
+    assert "Traceback" not in run.text
+
+
+def test_weights_that_are_not_the_models_are_refused_before_any_role_starts(stack, quick, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from slipstream.models.resolve import resolve
+
+    shutil.copytree(resolve("tiny-sorter"), tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.layers.1.mlp.down.weight"] = tensors.pop("model.layers.1.mlp.down_proj.weight")
+    save_file(tensors, weights, {"format": "pt"})
+    run = stack().up(*quick, "run.steps=2", f"model.source={tmp_path}/model")
+    assert run.wait() == 2, run.text
+    last = run.text.strip().splitlines()[-1]
+    assert "lacks tensor 'model.layers.1.mlp.down_proj.weight' of its model (1 tensor missing)" in last
+    assert "starting learner" not in run.text
     assert "Traceback" not in run.text
 
 

@@ -157,3 +157,25 @@ def test_fingerprint_follows_rows_order_template_and_tokenizer_alone(make_tokeni
         load(jsonl(rows), tokenizer, eval_size=2)[0],
     ]
     assert len({base, *(other.fingerprint for other in others)}) == 7
+
+
+def test_prompts_with_ids_that_the_model_lacks_are_refused_with_their_rows(tokenizer, jsonl):
+    path = jsonl([{"prompt": "ab"}, {"prompt": "a<|im_start|>"}, {"prompt": "<|im_end|>b"}])
+    beyond = tokenizer.hf.convert_tokens_to_ids("<|im_start|>")
+    budget = LengthBudget(context=4096, max_new_tokens=8, vocabulary=beyond)
+    prompts, _ = load(path, tokenizer, budget)
+    assert texts(prompts) == ["ab"]
+    assert f"2 refused for ids outside the model's vocabulary of {beyond} (1, 2)" in str(prompts.report)
+    with pytest.raises(
+        UserError, match=r"3 refused for ids outside the model's vocabulary of 1 .*another model's"
+    ):
+        load(path, tokenizer, LengthBudget(context=4096, max_new_tokens=8, vocabulary=1))
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", '{"a": [1, {"b": NaN}]}', "1e999"])
+def test_a_number_that_is_not_finite_is_refused_by_row_and_column(tokenizer, tmp_path, value):
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "a"}}\n{{"prompt": "b", "gold": {value}}}\n')
+    with pytest.raises(
+        UserError, match=r"rows\.jsonl:2: column 'gold' holds (nan|inf|-inf), which is no finite"
+    ):
+        load(str(tmp_path / "rows.jsonl"), tokenizer)

@@ -29,3 +29,20 @@ def test_a_pause_is_bounded():
 
 def test_no_restarts_means_none():
     assert RestartBudget(SupervisorSection(restarts=0)).next_pause(0.0) is None
+
+
+def test_the_same_fault_three_times_in_a_row_soon_after_a_start_ends_it(budget):
+    assert [budget.hopeless("no such attribute", 20.0) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [("one", 1.0), ("two", 1.0), ("one", 1.0), ("two", 1.0)],
+        [("one", 1.0), ("one", 101.0), ("one", 101.0), ("one", 1.0)],  # it has worked between them
+        [(None, 1.0)] * 5,  # killed, and not by itself
+        [("one", 1.0), ("one", 1.0), (None, 1.0), ("one", 1.0), ("one", 1.0)],
+    ],
+)
+def test_ends_that_differ_or_come_late_do_not(budget, ends):
+    assert not any(budget.hopeless(*end) for end in ends)

@@ -17,8 +17,22 @@ _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config",
 _OTHER_SENSES = ("vision_config", "audio_config", "visual", "speech_config", "image_config")
 # the names that the library's families give to the number of positions, as they stand in config.json
 _POSITIONS = (
-    *("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "max_seq_length"),
-    *("seq_length", "seq_len", "model_max_length", "context_length", "max_context_length", "max_target_positions"),
+    *(
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "max_sequence_length",
+        "max_seq_len",
+        "max_seq_length",
+    ),
+    *(
+        "seq_length",
+        "seq_len",
+        "model_max_length",
+        "context_length",
+        "max_context_length",
+        "max_target_positions",
+    ),
 )
 _RECURRENT_LAYER = re.compile(r"linear|mamba|ssm|recurrent|rwkv|lru|conv|hybrid|delta|kda|lightning")
 _RECURRENT_KEY = re.compile(
@@ -41,7 +55,9 @@ def read_architecture(folder: Path) -> Described:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"model folder {folder}: config.json cannot be read ({error})", "check model.source") from error
+        raise UserError(
+            f"model folder {folder}: config.json cannot be read ({error})", "check model.source"
+        ) from error
     if not isinstance(content, dict):
         raise UserError(f"model folder {folder}: config.json holds no object", "check model.source")
     return content
@@ -67,8 +83,8 @@ def positions(described: Described) -> int | None:
 
 def vocabulary(described: Described) -> int | None:
     """Rows of the embedding, the ids that the model knows; None where it does not say."""
-    size = text_part(described).get("vocab_size")
-    return int(size) if _is_count(size) else None
+    size: int | None = text_part(described).get("vocab_size")
+    return size if _is_count(size) else None
 
 
 def unsupported(described: Described, attention: str = "sdpa") -> str | None:
@@ -106,9 +122,7 @@ def _capped(described: Described, attention: str) -> str | None:
             )
     if caps and attention == "sdpa":
         name, value = next(iter(caps.items()))
-        return (
-            f"{name} {value:g} caps the scores of attention, which {attention} leaves out; set model.attention=eager"
-        )
+        return f"{name} {value:g} caps attention, which {attention} leaves out; set model.attention=eager"
     return None
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from slipstream.errors import UserError
 from slipstream.models.architecture import read_architecture, unsupported
-from slipstream.models.tensors import Headers, Shapes, read_tensors, tensor_headers
+from slipstream.models.tensors import FLOATS, Headers, Shapes, read_tensors, tensor_headers
 
-_FLOATS = {"F64", "F32", "F16", "BF16"}
 _MEND = "fetch or save the model anew with transformers, or correct its config.json"
 _LEFT_OUT = ("rotary_emb.inv_freq", "position_ids", "attn.masked_bias")  # older releases saved these, unneeded
 
@@ -35,7 +34,7 @@ def check_folder_weights(folder: Path, attention: str = "eager") -> None:
         raise UserError(f"model folder {folder}: {reason}")
     headers = tensor_headers(folder)
     kind, config = _model_class(folder)
-    integers = {name for name, (_, dtype) in headers.items() if dtype not in _FLOATS}
+    integers = {name for name, (_, dtype) in headers.items() if dtype not in FLOATS}
     found = _trial(kind, config, {name: shape for name, (shape, _) in headers.items() if name not in integers})
     if problem := _problem(found, integers, headers):
         raise UserError(f"model folder {folder}: {problem}", _MEND)
@@ -59,7 +58,9 @@ def _problem(found: Mapping[str, Any], integers: set[str], headers: Headers) -> 
     if missing:
         parts.append(f"lacks tensor {missing[0]!r} of its model ({_count(missing)} missing)")
     if unexpected:
-        parts.append(f"holds tensor {unexpected[0]!r}, which is no part of its model ({len(unexpected)} unexpected)")
+        parts.append(
+            f"holds tensor {unexpected[0]!r}, which is no part of its model ({len(unexpected)} unexpected)"
+        )
     return " and ".join(parts) or None
 
 
@@ -93,7 +94,9 @@ def _trial(kind: Any, config: Any, shapes: Shapes) -> dict[str, Any]:
             model, lists = kind.from_pretrained(None, config=config, state_dict=given, **options)
         except RuntimeError:
             return {**_compared(kind, config, shapes), "model": None}
-        if any(name not in shapes for name, *_ in lists["mismatched_keys"]):  # what it joined: named by its parts
+        if any(
+            name not in shapes for name, *_ in lists["mismatched_keys"]
+        ):  # what it joined: named by its parts
             return {**_compared(kind, config, shapes), "model": model}
     return {**lists, "model": model}
 
@@ -105,12 +108,16 @@ def _compared(kind: Any, config: Any, shapes: Shapes) -> dict[str, Any]:
 
     with torch.device("meta"):
         model = kind._from_config(config)
-    state = {name: value for name, value in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    state = {
+        name: value for name, value in model.state_dict().items() if name not in model.all_tied_weights_keys
+    }
     wanted = {name: tuple(value.shape) for name, value in revert_weight_conversion(model, state).items()}
     return {
         "missing_keys": wanted.keys() - shapes.keys(),
         "unexpected_keys": shapes.keys() - wanted.keys() - model.all_tied_weights_keys.keys(),
-        "mismatched_keys": [(n, shapes[n], wanted[n]) for n in wanted.keys() & shapes.keys() if shapes[n] != wanted[n]],
+        "mismatched_keys": [
+            (n, shapes[n], wanted[n]) for n in wanted.keys() & shapes.keys() if shapes[n] != wanted[n]
+        ],
     }
 
 

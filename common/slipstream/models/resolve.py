@@ -61,6 +61,15 @@ def present(source: str) -> Path | None:
     return path if path.is_dir() else None
 
 
+def made_here(source: str) -> bool:
+    """Whether this is one of the models that this package makes, whose files need no look."""
+    return (
+        source == SMOLLM2
+        or source.endswith(".whl")
+        or re.fullmatch(rf"{TINY_SORTER}(:\d+)?", source) is not None
+    )
+
+
 def check_folder(folder: Path) -> Path:
     """Return the folder if it holds config, safetensors weights and a tokenizer.
 

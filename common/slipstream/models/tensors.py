@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shapes = dict[str, tuple[int, ...]]
-Headers = dict[str, tuple[tuple[int, ...], str]]  # dtypes as safetensors writes them, such as F32
-
+FLOATS = {"F64", "F32", "F16", "BF16"}  # dtypes as safetensors writes them
+Headers = dict[str, tuple[tuple[int, ...], str]]
 
 
 def weight_files(folder: Path) -> list[Path]:

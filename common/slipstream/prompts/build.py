@@ -10,6 +10,7 @@ from pathlib import Path
 from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.models.architecture import positions, read_architecture, vocabulary
 from slipstream.prompts.load import load_prompts
 from slipstream.prompts.sets import PromptSet
 from slipstream.prompts.spec import DataSpec, LengthBudget
@@ -26,7 +27,10 @@ def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[Pr
         UserError: A source cannot be read, or a set would be empty.
     """
     sampling = config.sampling
-    budget = LengthBudget(context_length(config, model), sampling.max_new_tokens, sampling.min_new_tokens)
+    words = vocabulary(read_architecture(model))
+    budget = LengthBudget(
+        context_length(config, model), sampling.max_new_tokens, sampling.min_new_tokens, words
+    )
     sets = {name: data_spec(section) for name, section in config.evaluation.sets.items()}
     prompts, evaluations = load_prompts(data_spec(config.data, config.data.holdout), tokenizer, budget, sets)
     if config.data.stream and config.run.name is not None:
@@ -69,8 +73,7 @@ def context_length(config: Config, model: Path) -> int:
     Raises:
         UserError: The config wants more than the model has.
     """
-    described = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    own = int(described.get("max_position_embeddings", 1 << 20))
+    own = positions(read_architecture(model)) or 1 << 20
     wanted = config.model.context_length
     if wanted is not None and wanted > own:
         raise UserError(

@@ -1,7 +1,7 @@
 """Load, check, split and fingerprint sets of prompts, in one pass over each source.
 
-Every row is rendered and encoded once here, so that all that is too long is known at load: such rows are
-refused with a count and the first three names. Memory during the pass: 32 bytes a row.
+Every row is rendered and encoded once here, so that what is too long, or has ids that the model lacks, is known
+at load: such rows are refused with a count and the first three names. Memory during the pass: 32 bytes a row.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _scan(reader: Reader) -> _Scan:
     for number, row, ids in reader.rows():
         scan.report.rows += 1
         scan.report.repaired += row.repaired
-        if reader.room(len(ids)) is None:
-            scan.report.refuse(str(row.columns.get("id", number)))
+        if (reason := reader.refusal(ids)) is not None:
+            scan.report.refuse(str(row.columns.get("id", number)), reason)
             continue
         scan.report.longest = max(scan.report.longest, len(ids))
         scan.rows.append(number)
@@ -100,8 +100,9 @@ def _scan(reader: Reader) -> _Scan:
         scan.digests += _row_digest(row)
     if not scan.rows:
         raise UserError(
-            f"data: every prompt leaves no room for min_new_tokens ({scan.report})",
-            "raise the context length, lower min_new_tokens, or shorten the prompts",
+            f"data: every prompt is refused ({scan.report})",
+            "raise the context length, lower min_new_tokens, or shorten the prompts; ids outside the vocabulary mean "
+            "that the tokenizer is another model's",
         )
     return scan
 

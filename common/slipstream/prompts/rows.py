@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
     """Apply the column mapping (a column then has both names), repair text and bring values to plain types.
 
     Raises:
-        UserError: A mapped column is missing, there is no prompt, or the answer is empty; names the row.
+        UserError: A mapped column is missing, there is no prompt, the answer is empty, or a number is not finite;
+            names the row.
     """
     repaired = False
 
@@ -61,6 +63,7 @@ def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
         return plain(str(value))
 
     columns = plain(_mapped(raw, spec.columns, label))
+    _refuse_not_finite(columns, label)
     if "prompt" not in columns and "messages" in columns:
         columns["prompt"] = columns.pop("messages")
     if "prompt" not in columns:
@@ -91,6 +94,24 @@ def _refuse_empty_answer(columns: Mapping[str, Any], label: str) -> None:
     answer = columns.get("answer", "-")
     if answer is None or (isinstance(answer, str) and not answer.strip()):
         raise UserError(f"{label}: the answer is empty", "give the row an answer or remove it")
+
+
+def _refuse_not_finite(columns: Mapping[str, Any], label: str) -> None:
+    """No reward can be a comparison with one, and few formats carry it."""
+    for name, value in columns.items():
+        if (number := _not_finite(value)) is not None:
+            raise UserError(
+                f"{label}: column {name!r} holds {number}, which is no finite number",
+                "put a number, a text or null there, or remove the row",
+            )
+
+
+def _not_finite(value: Any) -> float | None:
+    """The first number in a value, also deep in it, that is not finite."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for part in parts if (found := _not_finite(part)) is not None), None)
 
 
 def _question(prompt: Any, label: str) -> str | list[Message]:

@@ -49,8 +49,9 @@ class LoadReport:
 
     Attributes:
         rows: Rows read.
-        refused: Rows that left no room for `min_new_tokens`.
+        refused: Rows that left no room for `min_new_tokens`, or whose ids the model does not know.
         refused_ids: The first three of them: the row's `id` column, or its place in the source.
+        reasons: For each reason how many there were, and the first three.
         repaired: Rows whose text held a lone surrogate, replaced by U+FFFD.
         held_out: Rows left out of training because an evaluation set asks their question.
         longest: Tokens of the longest prompt that was kept.
@@ -59,20 +60,21 @@ class LoadReport:
     rows: int = 0
     refused: int = 0
     refused_ids: list[str] = field(default_factory=list)
+    reasons: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
     repaired: int = 0
     held_out: int = 0
     longest: int = 0
 
-    def refuse(self, name: str) -> None:
+    def refuse(self, name: str, reason: str) -> None:
         """Count a refused row and remember the first three."""
         self.refused += 1
-        if len(self.refused_ids) < 3:
-            self.refused_ids.append(name)
+        self.refused_ids = [*self.refused_ids, name][:3]
+        count, names = self.reasons.get(reason, (0, []))
+        self.reasons[reason] = (count + 1, [*names, name][:3])
 
     def __str__(self) -> str:
         parts = [f"{self.rows} rows"]
-        if self.refused:
-            parts.append(f"{self.refused} refused as too long ({', '.join(self.refused_ids)})")
+        parts += [f"{n} refused {reason} ({', '.join(names)})" for reason, (n, names) in self.reasons.items()]
         if self.repaired:
             parts.append(f"{self.repaired} with repaired text")
         if self.held_out:
@@ -136,19 +138,21 @@ class Reader:
             for offset, ((row, _), ids) in enumerate(zip(batch, encoded, strict=True)):
                 yield start + offset, row, ids
 
-    def room(self, prompt_tokens: int) -> int | None:
-        """New tokens after a prompt of this length; None when it must be refused (an empty one too)."""
-        return self._budget.room(prompt_tokens) if prompt_tokens else None
+    def refusal(self, ids: list[int]) -> str | None:
+        """Why a prompt of these ids is refused; None where it is not."""
+        return self._budget.refusal(ids)
 
     def prompt(self, number: int, index: int) -> Prompt | None:
-        """The prompt made of a row, or None when its length is refused."""
-        return self.made(*self.row(number), index)
+        """The prompt made of a row, or None when it is refused."""
+        made = self.made(*self.row(number), index)
+        return made if isinstance(made, Prompt) else None
 
-    def made(self, row: Row, text: str, index: int) -> Prompt | None:
-        """The prompt made of a row that was read, or None when its length is refused."""
+    def made(self, row: Row, text: str, index: int) -> Prompt | str:
+        """The prompt made of a row that was read, or the reason for which it is refused."""
         ids = self._tokenizer.encode([text])[0]
-        room = self.room(len(ids))
-        return None if room is None else Prompt(index, text, tuple(ids), row.columns, room)
+        if (refusal := self.refusal(ids)) is not None:
+            return refusal
+        return Prompt(index, text, tuple(ids), row.columns, self._budget.room(len(ids)) or 0)
 
 
 class PromptSet:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,13 +55,23 @@ class LengthBudget:
         context: The most tokens the model may see.
         max_new_tokens: The most tokens of a completion.
         min_new_tokens: A prompt that leaves less room than this is refused.
+        vocabulary: Ids that the model knows; a prompt with another is refused. None where it is not known.
     """
 
     context: int
     max_new_tokens: int
     min_new_tokens: int = 1
+    vocabulary: int | None = None
 
     def room(self, prompt_tokens: int) -> int | None:
         """New tokens allowed after a prompt of this length, or None when the prompt must be refused."""
         room = min(self.max_new_tokens, self.context - prompt_tokens)
         return room if room >= max(1, self.min_new_tokens) else None
+
+    def refusal(self, ids: Sequence[int]) -> str | None:
+        """Why a prompt of these ids cannot be used, in the words of a report; an empty one cannot either."""
+        if not ids or self.room(len(ids)) is None:
+            return "as too long"
+        if self.vocabulary is not None and max(ids) >= self.vocabulary:
+            return f"for ids outside the model's vocabulary of {self.vocabulary}"
+        return None

@@ -155,8 +155,9 @@ class _Draw(IterableDataset[Prompt]):
             self._report.held_out += 1
             return None
         prompt = self._reader.made(row, text, index)
-        if prompt is None:
-            self._report.refuse(label)
+        if isinstance(prompt, str):
+            self._report.refuse(label, prompt)
+            return None
         return prompt
 
 

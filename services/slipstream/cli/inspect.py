@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from slipstream.ledger.counts import Audit, Counts
 
 
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx"}
+
+
 def audit(options: argparse.Namespace) -> int:
     """Scan the ledger of a run, live or ended, and its steps; exit 1 when the equation does not hold, or when a step
     moved no weights."""
@@ -57,7 +60,7 @@ def export(options: argparse.Namespace) -> int:
 
     Adapters are merged into their base, or with `--adapter` written as peft loads them.
     """
-    from slipstream.learner.export import choose, write_weights
+    from slipstream.learner.export import choose, name_dtype, write_weights
     from slipstream.learner.lora_checkpoint import read_adapter
     from slipstream.models.resolve import resolve
 
@@ -80,6 +83,8 @@ def export(options: argparse.Namespace) -> int:
         else:
             dtype = config.learner.precision.transfer or config.model.dtype
             _export_adapters(checkpoint, adapter, model, dtype, target, options.adapter)
+        if adapter is None or not options.adapter:
+            name_dtype(target)
     except BaseException:
         shutil.rmtree(target)
         raise
@@ -88,9 +93,10 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _copy_rest(model: Path, target: Path) -> None:
-    """The model's files beside its weights: config, tokenizer, template."""
+    """The model's files beside its weights, in whichever format: config, tokenizer, template."""
     for file in model.iterdir():
-        if file.is_file() and not file.name.startswith(("model", "pytorch_model")):
+        weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
+        if file.is_file() and not weights:
             shutil.copyfile(file, target / file.name)
 
 

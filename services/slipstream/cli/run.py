@@ -88,11 +88,16 @@ def keys(options: argparse.Namespace) -> int:
 
 
 def fetch(options: argparse.Namespace) -> int:
-    """Bring a model into the cache and print its folder."""
-    from slipstream.models.resolve import resolve
+    """Bring a model into the cache, see that its files are those of its config, and print its folder."""
+    from slipstream.models.resolve import made_here, resolve
 
     die_with_parent()
-    print(resolve(options.model))  # noqa: T201
+    folder = resolve(options.model)
+    if not made_here(options.model):
+        from slipstream.models.inventory import check_folder_weights
+
+        check_folder_weights(folder)
+    print(folder)  # noqa: T201
     return EXIT_OK
 
 

@@ -15,8 +15,10 @@ from slipstream.checkpoint.files import folder as folder_of
 from slipstream.checkpoint.finding import newest_complete, sealed, verify
 from slipstream.errors import UserError
 from slipstream.learner.shards import Saved
+from slipstream.models.tensors import tensor_headers
 
 MODEL = "model.safetensors"
+_DTYPES = {"F16": (0, "float16"), "BF16": (1, "bfloat16"), "F32": (2, "float32"), "F64": (3, "float64")}
 FILE_BYTES = 4 << 30  # of one file, and so of what is held in memory at once
 
 
@@ -79,6 +81,21 @@ def write_files(
     if len(files) > 1:
         content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
         (target / f"{MODEL}.index.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def name_dtype(target: Path) -> None:
+    """Write the dtype of a folder's weights into its `config.json`, by which transformers loads them.
+
+    The source's own may be narrower than what was trained, and a load in it would round the training away. Of weights
+    in several dtypes it is the widest.
+    """
+    found = {_DTYPES[dtype] for _, dtype in tensor_headers(target).values() if dtype in _DTYPES}
+    if not found:
+        return
+    path, dtype = target / "config.json", max(found)[1]
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config |= {"dtype": dtype} | ({"torch_dtype": dtype} if "torch_dtype" in config else {})
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

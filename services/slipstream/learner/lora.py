@@ -87,7 +87,9 @@ def _layers(module: nn.Module, lora: LoraSection) -> list[str]:
     linear = [name for name, part in named.items() if type(part) is nn.Linear and part is not head]
     chosen = choose(linear, lora.targets)
     if stacked := [name for name, value in module.named_parameters() if value.ndim == 3]:
-        _LOG.info("%d tensors that hold all experts of a layer carry no adapters, as %s", len(stacked), stacked[0])
+        _LOG.info(
+            "%d tensors that hold all experts of a layer carry no adapters, as %s", len(stacked), stacked[0]
+        )
     return chosen
 
 

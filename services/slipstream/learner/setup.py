@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from slipstream.telemetry.sinks import Sinks, open_sinks
 from slipstream.tokens import Tokenizer, load_tokenizer
 from slipstream.transport.base import Sender
 from slipstream.weights.manifest import Manifest
+
+log = logging.getLogger("slipstream.learner")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     model = await asyncio.to_thread(resolve, config.model.source)
     tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
     prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
+    _tell_refused({"data": prompts, **evaluations})
     reference = await asyncio.to_thread(reference_digest, config, model)
     identity = identity_of(config, prompts.fingerprint, model, reference, len(prompts))
     await asyncio.to_thread(refuse_changed_since, folder.checkpoints, identity, config.run.accept)
@@ -97,6 +101,13 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         identity,
         uploader,
     )
+
+
+def _tell_refused(sets: Mapping[str, PromptSet]) -> None:
+    """Say which rows are left out; every process leaves out the same, and this one says so."""
+    for name, each in sets.items():
+        if each.report.refused:
+            log.warning("%s: %s", name, each.report)
 
 
 def _uploader(config: Config, folder: RunFolder, metrics: LearnerMetrics) -> Uploader | None:

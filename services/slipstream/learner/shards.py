@@ -113,6 +113,7 @@ class Saved:
 
     Attributes:
         shapes: Whole shape of each tensor by name.
+        dtypes: Dtype of each as the files write it, such as F32.
     """
 
     def __init__(self, folder: Path, stem: str, apart: str = "\0") -> None:
@@ -128,6 +129,7 @@ class Saved:
         """
         self.folder = folder
         self.shapes: dict[str, Shape] = {}
+        self.dtypes: dict[str, str] = {}
         self._pieces: dict[str, list[_Piece]] = defaultdict(list)
         self._opened: dict[Path, Any] = {}
         self._apart = apart
@@ -186,7 +188,8 @@ class Saved:
         for name in file.keys():  # noqa: SIM118
             if name.startswith(self._apart):
                 continue
-            shape = tuple(file.get_slice(name).get_shape())
+            part = file.get_slice(name)
+            shape, self.dtypes[name] = tuple(part.get_shape()), part.get_dtype()
             first, whole = rows.get(name, (0, shape))
             self.shapes[name] = tuple(whole)
             self._pieces[name].append(_Piece(path, first, shape[0] if shape else 1))

@@ -21,7 +21,8 @@ from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy
 from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.ranks import Ranks
-from slipstream.learner.shards import RankFile, Saved, Shape, file_name
+from slipstream.learner.shards import RankFile, Saved, file_name
+from slipstream.models.tensors import FLOATS
 
 MODEL, TRAINER, COUNTS = "model", "trainer", "trainer.json"
 OPTIMIZER_FILES = f"{TRAINER}*.safetensors"
@@ -106,8 +107,8 @@ def load(trainer: Stateful, folder: Path, ranks: Ranks) -> None:
         )
     weights, rest = Saved(folder, MODEL), Saved(folder, TRAINER, "rng/")
     moments = {f"optimizer/{name}": value for name, value in trainer.optimizer.state().items()}
-    _check_same(trainer.policy.tensors(), weights.shapes, folder)
-    _check_same(moments, rest.shapes, folder)
+    _check_same(trainer.policy.tensors(), weights, folder)
+    _check_same(moments, rest, folder)
     for name, value in trainer.policy.tensors().items():
         weights.fill(name, value)
     for name, value in moments.items():
@@ -130,7 +131,7 @@ def load_weights(trainer: Stateful, folder: Path) -> None:
         UserError: As `load`.
     """
     weights = Saved(folder, MODEL)
-    _check_same(trainer.policy.tensors(), weights.shapes, folder)
+    _check_same(trainer.policy.tensors(), weights, folder)
     for name, value in trainer.policy.tensors().items():
         weights.fill(name, value)
 
@@ -161,14 +162,22 @@ def _restore_random(states: Mapping[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _check_same(own: Mapping[str, Tensor], saved: Mapping[str, Shape], folder: Path) -> None:
-    """Nothing is overwritten before all names and shapes are known to fit."""
-    shared = own.keys() & saved.keys()
-    different = sorted(own.keys() ^ saved.keys() | {n for n in shared if tuple(own[n].shape) != saved[n]})
+def _check_same(own: Mapping[str, Tensor], saved: Saved, folder: Path) -> None:
+    """Nothing is overwritten before all names, shapes and kinds of number are known to fit."""
+    shapes = saved.shapes
+    shared = own.keys() & shapes.keys()
+    different = sorted(own.keys() ^ shapes.keys() | {n for n in shared if tuple(own[n].shape) != shapes[n]})
     if different:
         raise UserError(
             f"checkpoint {folder} is of another model: {len(different)} tensors differ, as {different[0]}",
             "set model.source and learner.lora to what it was made with",
+        )
+    found = {n: saved.dtypes[n] for n in own if own[n].is_floating_point() and saved.dtypes[n] not in FLOATS}
+    if found:
+        first = min(found)
+        raise UserError(
+            f"checkpoint {folder}: {len(found)} tensors are no floats, as {first} of type {found[first]}",
+            "take another checkpoint",
         )
 
 

@@ -24,7 +24,7 @@ from slipstream.supervisor.child import Child, Echo, ProcessSpec, to_stderr
 from slipstream.supervisor.data_lock import data_lock
 from slipstream.supervisor.embedded import EmbeddedSocket
 from slipstream.supervisor.plan import fetch_spec, role_specs
-from slipstream.supervisor.restarts import RestartBudget
+from slipstream.supervisor.restarts import SAME_FAULTS, RestartBudget
 from slipstream.transport import keys
 from slipstream.weights import segments
 
@@ -143,14 +143,20 @@ class Supervisor:
         """Restart one process for as long as its budget lasts; its final end decides the run's outcome."""
         budget = RestartBudget(self._config.supervisor)
         while True:
-            child = self._children[spec.name]
+            child, started = self._children[spec.name], time.monotonic()
             code = await child.wait()
             if spec.name == "learner" and code == EXIT_OK and await self._run_finished():
                 self.finished = True
                 return self._decide(EXIT_OK)
             if code in _FINAL_CODES and not spec.foreign:
                 return self._decide(code, f"{spec.name}: {_said(child)}")
-            pause = budget.next_pause(time.monotonic())
+            now = time.monotonic()
+            if budget.hopeless(_said(child) if code > 0 else None, now - started) and not spec.foreign:
+                return self._decide(
+                    EXIT_FAULT,
+                    f"{spec.name} ended {SAME_FAULTS} times in a row with the same fault: {_said(child)}",
+                )
+            pause = budget.next_pause(now)
             if pause is None:
                 return self._decide(EXIT_FAULT, f"{spec.name} ended ({_how(code)}) too often: {_said(child)}")
             log.warning("%s ended (%s): starting it again in %.1f s", spec.name, _how(code), pause)

@@ -17,7 +17,6 @@ from torch import Tensor
 from slipstream.errors import UserError, WeightsError
 from slipstream.rollout.engines.rows import Row
 
-
 _CLOSE = 1e-3
 
 
@@ -114,7 +113,7 @@ class GenericDecoder:
         self._cohorts = [cohort for cohort in self._cohorts if cohort.rows]
 
     def _tried(self) -> bool:
-        """Whether a prompt that is computed once, spread over rows and gone on with gives what the whole text gives."""
+        """Whether a prompt computed once, spread over rows and gone on with gives what the whole text gives."""
         text_BT = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]])
         cohort = _Cohort([], None)
         self._forward(text_BT[:1, :3], cohort)
