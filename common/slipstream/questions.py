@@ -54,10 +54,19 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fetch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The learner's request for groups. The reply's first frame lists the tickets that are there, then come four
-    frames for each."""
+    """The learner's request for groups. The reply's first frame is a `Found`, then come four frames for each of its
+    tickets."""
 
     run: str
     learner: str
     tickets: list[Count]
+    schema: int = SCHEMA
+
+
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The groups of one answer; `later` are there as well and want to be asked for again, since one answer is
+    bounded."""
+
+    tickets: list[Count]
+    later: list[Count] = []
     schema: int = SCHEMA

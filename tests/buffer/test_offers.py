@@ -11,7 +11,7 @@ from slipstream.buffer import offers as offers_module
 from slipstream.buffer.showing import Dropped
 from slipstream.lifecycle.life import Life
 from slipstream.messages import decode_group
-from slipstream.questions import Offered
+from slipstream.questions import Found, Offered
 from slipstream.run_folder import read_lines
 from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import OK, REFUSED
@@ -24,6 +24,11 @@ def ready(reply) -> list[int]:
 
 def serial_of(reply) -> int:
     return msgspec.msgpack.decode(reply.frames[0], type=Offered).serial
+
+
+def found(reply) -> tuple[list[int], list[int]]:
+    answer = msgspec.msgpack.decode(reply.frames[0], type=Found)
+    return answer.tickets, answer.later
 
 
 @pytest.fixture(autouse=True)
@@ -107,9 +112,28 @@ async def test_what_is_fetched_is_offered_no_more_and_can_be_fetched_again(make_
     await offers.offer(ask())
     for _ in range(2):
         reply = await offers.fetch(fetch(3, 9, 1))
-        assert msgspec.msgpack.decode(reply.frames[0]) == [3, 1]  # 9 is not here
+        assert found(reply) == ([3, 1], [])  # 9 is not here
         assert [decode_group(reply.frames[at : at + 4])[0].ticket for at in (1, 5)] == [3, 1]
     assert ready(await offers.offer(ask())) == [2]
+
+
+@pytest.mark.parametrize(("bound", "groups"), [("ANSWER_BYTES", 2), ("ANSWER_GROUPS", 2), ("ANSWER_BYTES", 0)])
+async def test_more_groups_than_an_answer_holds_come_one_answer_after_the_other(
+    make_offers, ask, fetch, shelve, store, monkeypatch, bound, groups
+):
+    """And one group larger than an answer comes alone, instead of never."""
+    offers = make_offers()
+    shelve(offers, 1, 2, 3, 4, 5)
+    size = store.row(1).size
+    monkeypatch.setattr(offers_module, bound, groups if bound == "ANSWER_GROUPS" else groups * size + size // 2)
+    wanted, answers = [5, 4, 3, 9, 2, 1], []
+    while wanted:
+        reply = await offers.fetch(fetch(*wanted))
+        here, wanted = found(reply)
+        answers.append(here)
+        places = range(1, len(reply.frames), 4)
+        assert [decode_group(reply.frames[at : at + 4])[0].ticket for at in places] == here
+    assert answers == ([[5, 4], [3, 2], [1]] if groups else [[5], [4], [3], [2], [1]])
 
 
 async def test_a_restart_offers_what_the_ledger_calls_free(make_offers, ask, shelve, ledger):

@@ -13,8 +13,8 @@ from slipstream.errors import RunHalted, TransportTimeout
 from slipstream.learner.intake_draw import Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.ledger.records import Aside, Refusal, Taken
-from slipstream.messages import encode_group
-from slipstream.questions import Fetch, Offer, Offered, Stored
+from slipstream.messages import encode_group, encode_header
+from slipstream.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.transport.base import OK, RETRY, Reply
 
 
@@ -59,6 +59,7 @@ class FakeSender:
         self.free = {index: {} for index in range(shards)}
         self.held = {index: {} for index in range(shards)}
         self.facts, self.away, self.offers, self.make_group, self.serial = {}, set(), [], make_group, 1
+        self.most = 1000  # groups in one answer
 
     def store(self, *tickets, oldest=0, informative=True, shard=None):
         for ticket in tickets:
@@ -78,11 +79,12 @@ class FakeSender:
             raise TransportTimeout("the buffer is away")
         if parcel.kind == "fetch":
             wanted = msgspec.msgpack.decode(parcel.frames[0], type=Fetch).tickets
-            here = [ticket for ticket in wanted if ticket in self.held[index]]
+            held = [ticket for ticket in wanted if ticket in self.held[index]]
+            here, later = held[: self.most], held[self.most :]
             for ticket in here:
                 self.free[index].pop(ticket, None)
             frames = [frame for ticket in here for frame in self.held[index][ticket]]
-            return Reply(OK, frames=[msgspec.msgpack.encode(here), *frames])
+            return Reply(OK, frames=[encode_header(Found(tickets=here, later=later)), *frames])
         request = msgspec.msgpack.decode(parcel.frames[0], type=Offer)
         self.offers.append(request)
         if request.recheck:
@@ -157,6 +159,14 @@ async def test_what_a_step_has_taken_is_its_batch_whatever_else_is_there(bench):
     rig.sender.store(1, 2, 3, 4)
     rig.ledger.steps[1] = [3, 4]
     assert await tickets(rig) == [3, 4]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_batch_larger_than_an_answer_is_whole(bench, shards):
+    rig = bench(shards=shards, groups=7)
+    rig.sender.store(*range(7))
+    rig.sender.most = 2
+    assert await tickets(rig) == list(range(7))
 
 
 async def test_groups_that_the_buffer_lost_are_untaken_and_the_shards_compare(bench):

@@ -12,6 +12,7 @@ import zmq
 
 from slipstream.messages import Frame, Frames
 from slipstream.transport.guard import Guard
+from slipstream.transport.watch import LinkWatch
 
 BATCH = 100
 COPY_BELOW = 8 << 10
@@ -21,8 +22,15 @@ COPY_BELOW = 8 << 10
 class Channel:
     """Owns a socket until `close`; an error in the callback is the death of the guard's owner."""
 
-    def __init__(self, socket: zmq.SyncSocket, on_message: Callable[[list[Frame]], None], guard: Guard) -> None:
+    def __init__(
+        self,
+        socket: zmq.SyncSocket,
+        on_message: Callable[[list[Frame]], None],
+        guard: Guard,
+        watch: LinkWatch | None = None,
+    ) -> None:
         self._socket = socket
+        self._watch = watch
         self._on_message = on_message
         self._guard = guard
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -47,11 +55,17 @@ class Channel:
             self._wake()
         return True
 
+    def trouble(self) -> str:
+        """Why the one link of a connecting socket was cut or is not let in, or an empty text."""
+        return self._watch.look() if self._watch is not None and not self._socket.closed else ""
+
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; what is queued is sent for at most `linger_ms`."""
         self._guard.check_thread()
         if not self._socket.closed:
             self._guard.loop.remove_reader(self._fd)
+            if self._watch is not None:
+                self._watch.close()
             self._socket.close(linger=linger_ms)
 
     def _wake(self) -> None:

@@ -21,6 +21,10 @@ class Line(Protocol):
         """Queue a message without waiting; False when there is no connection or no room."""
         ...
 
+    def trouble(self) -> str:
+        """Why the medium cut the connection or is not let in, or an empty text."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -82,7 +86,8 @@ class Link:
 
     def describe(self) -> str:
         """One clause for an error message."""
-        trouble = f": {self.trouble}" if self.trouble else ""
+        found = [self.trouble, self.line.trouble() if self.line is not None else ""]
+        trouble = f": {'; '.join(filter(None, found))}" if any(found) else ""
         return f"{self.name} at {self.peer.endpoint} ({self.state}, {self.free} credits free{trouble})"
 
 

@@ -66,6 +66,10 @@ class MemoryLine:
         if self.identity in self._hub.lines:
             _hand_over(self._guard, partial(self._on_message, list(frames)))
 
+    def trouble(self) -> str:
+        """Nothing cuts it."""
+        return ""
+
     def close(self) -> None:
         """Disconnect."""
         self._guard.check_thread()

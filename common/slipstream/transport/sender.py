@@ -278,6 +278,7 @@ class QueueSender:
         if link.line is None:
             return
         link.unanswered_pings += 1
+        link.line.trouble()  # takes in what happened to the link, which would pile up otherwise
         if link.state == "live" and link.unanswered_pings > self._options.suspect_pings:
             self._suspect(link, f"{self._options.suspect_pings} pings unanswered")
         self._send_ping(link)

@@ -16,12 +16,14 @@ import zmq
 from slipstream.errors import UserError
 from slipstream.messages import Frame, Frames
 from slipstream.transport.base import Limits, Peer, ReceiverOptions, SenderOptions
+from slipstream.transport.bounds import bound_messages
 from slipstream.transport.channel import Channel
 from slipstream.transport.guard import Guard
 from slipstream.transport.keys import KeyPair, is_key
 from slipstream.transport.link import OnMessage as OnDownward
 from slipstream.transport.receiver import OnMessage, QueueReceiver
 from slipstream.transport.sender import QueueSender
+from slipstream.transport.watch import LinkWatch
 from slipstream.transport.wire import MAX_HEADER_BYTES
 from slipstream.transport.zap import Gatekeeper
 
@@ -58,7 +60,7 @@ class ZmqDialer:
         """Connect in the background; raises `UserError` for a peer that can never be reached."""
         self._check_keys(peer)
         socket = self._context.socket(zmq.DEALER)
-        _bound_queues(socket, self._limits)
+        watch = LinkWatch(socket, _bound_queues(socket, self._limits))
         # The same identity after a reconnect lets an answer find its way; nobody else can guess it.
         socket.setsockopt(zmq.ROUTING_ID, b"s" + secrets.token_bytes(15))
         socket.setsockopt(zmq.PROBE_ROUTER, 1)
@@ -72,9 +74,10 @@ class ZmqDialer:
         try:
             socket.connect(peer.endpoint)
         except zmq.ZMQError as error:
+            watch.close()
             socket.close(linger=0)
             raise UserError(f"endpoint {peer.endpoint!r}: {error}", "use tcp://HOST:PORT") from None
-        return Channel(socket, on_message, self._guard)
+        return Channel(socket, on_message, self._guard, watch)
 
     async def close(self) -> None:
         """End the context; the lines are closed already."""
@@ -165,12 +168,13 @@ def _set_keys(socket: zmq.SyncSocket, keys: KeyPair) -> None:
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
 
 
-def _bound_queues(socket: zmq.SyncSocket, limits: Limits) -> None:
+def _bound_queues(socket: zmq.SyncSocket, limits: Limits) -> int:
+    """Bound what waits and what comes; returns the limit on a message, bytes."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
-    # A frame a little too large is refused with a reason; one beyond this cuts the connection unread.
-    socket.setsockopt(zmq.MAXMSGSIZE, 2 * max(limits.max_frame_bytes, MAX_HEADER_BYTES))
     # For links that died without a word; pings of our own tell sooner, but cannot renew a connection.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+    # A frame a little too large is refused with a reason; one beyond this cuts the connection unread.
+    return bound_messages(socket, 2 * max(limits.max_frame_bytes, MAX_HEADER_BYTES))

@@ -9,8 +9,10 @@ import zmq
 from zmq.utils import z85
 
 from slipstream.errors import UserError
+from slipstream.transport.bounds import bound_messages
 from slipstream.transport.keys import KeyPair
-from slipstream.weights.tcp_wire import MAX_HEADER_BYTES, MAX_MESSAGE_BYTES
+from slipstream.transport.watch import LinkWatch
+from slipstream.weights.tcp_wire import MAX_HEADER_BYTES, largest_reply
 
 QUEUED_FRAMES = 64
 ZAP = "inproc://zeromq.zap.01"
@@ -77,7 +79,7 @@ class Gate:
 def _bind(context: Context, options: ServerOptions) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.SNDHWM, QUEUED_FRAMES)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_HEADER_BYTES)
+    bound_messages(socket, MAX_HEADER_BYTES)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     if options.keys is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -94,16 +96,16 @@ def _bind(context: Context, options: ServerOptions) -> zmq.Socket[bytes]:
     return socket
 
 
-def dial(context: Context, endpoint: str, options: Dial) -> zmq.Socket[bytes]:
-    """A DEALER that connects, with CURVE if there are keys."""
+def dial(context: Context, endpoint: str, options: Dial) -> tuple[zmq.Socket[bytes], LinkWatch]:
+    """A DEALER that connects, with CURVE if there are keys; and who watches its link, to be closed before it."""
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    watch = LinkWatch(socket, bound_messages(socket, largest_reply()))
     if options.keys is not None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, options.server_key.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, options.keys.secret.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, options.keys.public.encode())
     socket.connect(endpoint)
-    return socket
+    return socket, watch
 
 
 def readable(socket: zmq.Socket[bytes]) -> bool:

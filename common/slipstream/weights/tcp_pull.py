@@ -5,6 +5,7 @@ Where the server has CURVE keys the frames come encrypted over ZeroMQ; else over
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -12,8 +13,9 @@ import numpy as np
 import zmq
 
 from slipstream.errors import TransportTimeout, WeightsError
+from slipstream.transport.watch import LinkWatch
 from slipstream.weights.base import Bytes, Part
-from slipstream.weights.control import Dial, dial
+from slipstream.weights.control import Dial, dial, readable
 from slipstream.weights.manifest import Manifest
 from slipstream.weights.stream_pull import pull_stream
 from slipstream.weights.stream_wire import SCHEME
@@ -44,30 +46,39 @@ class TcpPuller:
         if endpoint.startswith(SCHEME):
             pull_stream(manifest, endpoint, part, target, start, filled, self._dial.frame_seconds)
             return
-        socket = dial(self._context, endpoint, self._dial)
+        socket, watch = dial(self._context, endpoint, self._dial)
+        what = f"weights from {endpoint}: no frame of version {manifest.version}"
         try:
             requests = chunk_requests(manifest, part, len(target), start)
             for request in requests[:WINDOW]:
                 socket.send(msgspec.msgpack.encode(request))
             for index, request in enumerate(requests):
-                take_frame(self._next(socket, manifest, endpoint), request, target)
+                take_frame(_next(socket, watch, self._dial.frame_seconds, what), request, target)
                 if index + WINDOW < len(requests):
                     socket.send(msgspec.msgpack.encode(requests[index + WINDOW]))
                 filled(request.offset + request.length)
         finally:
+            watch.close()
             socket.close(linger=0)
 
     def close(self) -> None:
         """End all sockets; harmless when repeated."""
         self._context.destroy(linger=0)
 
-    def _next(self, socket: zmq.Socket[bytes], manifest: Manifest, endpoint: str) -> list[zmq.Frame]:
-        if not socket.poll(round(self._dial.frame_seconds * 1000)):
+
+def _next(socket: zmq.Socket[bytes], watch: LinkWatch, seconds: float, what: str) -> list[zmq.Frame]:
+    """The next reply; a link that was cut is not waited for, since what was asked on it is lost."""
+    poller, end = zmq.Poller(), time.monotonic() + seconds
+    poller.register(socket, zmq.POLLIN)
+    poller.register(watch.monitor, zmq.POLLIN)
+    while not readable(socket):
+        why, left = watch.look(), end - time.monotonic()
+        if watch.broken or left <= 0:
             raise TransportTimeout(
-                f"weights from {endpoint}: no frame of version {manifest.version} "
-                f"within {self._dial.frame_seconds:g} s"
+                what + ("" if watch.broken else f" within {seconds:g} s") + (why and f"; {why}")
             )
-        return socket.recv_multipart(copy=False)
+        poller.poll(max(1, round(left * 1000)))
+    return socket.recv_multipart(copy=False)
 
 
 def take_frame(frames: list[zmq.Frame], request: ChunkRequest, target: Bytes) -> None:

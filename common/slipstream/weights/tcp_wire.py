@@ -10,7 +10,6 @@ from slipstream.weights.manifest import Manifest
 
 SCHEMA = 1
 FRAME_BYTES = 8 << 20
-MAX_MESSAGE_BYTES = FRAME_BYTES
 MAX_HEADER_BYTES = 64 << 10
 
 
@@ -33,6 +32,11 @@ class ChunkReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     offset: int
     problem: str = ""
     schema: int = SCHEMA
+
+
+def largest_reply() -> int:
+    """Bytes of the largest frame that a receiver is sent: a chunk, or a header."""
+    return max(FRAME_BYTES, MAX_HEADER_BYTES)
 
 
 def decode_request(data: bytes) -> ChunkRequest:

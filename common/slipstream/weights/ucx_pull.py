@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from slipstream.errors import MessageError, TransportTimeout, WeightsError
+from slipstream.transport.watch import LinkWatch
 from slipstream.weights.base import Bytes, Part
 from slipstream.weights.control import Dial, dial, readable
 from slipstream.weights.manifest import Manifest
@@ -79,8 +80,8 @@ class UcxPuller:
     ) -> None:
         token, _, place = endpoint.removeprefix(SCHEME).partition("@")
         self._core = core = self._core or UcxCore()
-        socket = dial(self._context, f"tcp://{place}", self._dial)
-        pull = _Pull(core, socket, place, self._dial.frame_seconds)
+        socket, watch = dial(self._context, f"tcp://{place}", self._dial)
+        pull = _Pull(core, socket, watch, place, self._dial.frame_seconds)
         try:
             pull.open(token)
             pull.run(requests, target, filled)
@@ -90,12 +91,15 @@ class UcxPuller:
             raise
         finally:
             pull.end()
+            watch.close()
             socket.close(linger=100)
 
 
 class _Pull:
-    def __init__(self, core: UcxCore, socket: zmq.Socket[bytes], place: str, seconds: float) -> None:
-        self._core, self._socket, self._place, self._seconds = core, socket, place, seconds
+    def __init__(
+        self, core: UcxCore, socket: zmq.Socket[bytes], watch: LinkWatch, place: str, seconds: float
+    ) -> None:
+        self._core, self._socket, self._watch, self._place, self._seconds = core, socket, watch, place, seconds
         self._session = 0
         self._receiving: dict[int, Any] = {}
         self._beaten = time.monotonic()
@@ -140,7 +144,11 @@ class _Pull:
             if done():
                 return
             if time.monotonic() > end:
-                raise TransportTimeout(f"weights from ucx://{self._place}: nothing within {self._seconds:g} s")
+                why = self._watch.look()
+                raise TransportTimeout(
+                    f"weights from ucx://{self._place}: nothing within {self._seconds:g} s"
+                    + (why and f"; {why}")
+                )
             if asleep:
                 self._poller.poll(100)
             self._hear()

@@ -19,8 +19,8 @@ from slipstream.config.schema import Config
 from slipstream.errors import LedgerError, MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
-from slipstream.messages import Frames, Group, check_run, decode_group, decode_header
-from slipstream.questions import Fetch, Offer, Offered, Stored
+from slipstream.messages import Frames, Group, check_run, decode_group, decode_header, encode_header
+from slipstream.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
@@ -28,6 +28,8 @@ log = logging.getLogger("slipstream.buffer")
 WAIT_SECONDS = 1.0
 GATHER_SECONDS = 0.05
 HOUSE_SECONDS = 5.0
+ANSWER_BYTES = 64 << 20  # of groups in one answer, so that it comes in time and within what a message may hold
+ANSWER_GROUPS = 1024
 _HELD = ("buffered", "taken", "trained")  # the ledger has it as stored
 
 
@@ -118,16 +120,19 @@ class Offers:
         return Reply(OK, frames=[msgspec.msgpack.encode(answer)])
 
     async def fetch(self, frames: Frames) -> Reply:
-        """The groups asked for, as far as they are here."""
+        """The groups asked for, as far as they are here and one answer holds them: the first always does."""
         try:
             request = decode_header(frames[0], Fetch)
             check_run(request, self._config.run.name)
         except (MessageError, IndexError) as error:
             return Reply(REFUSED, f"malformed: {error}")
-        here, found = await asyncio.to_thread(self._store.frames, request.tickets)
+        rows = [row for ticket in request.tickets if (row := self._store.row(ticket)) is not None]
+        count = _fitting(rows)
+        here, found = await asyncio.to_thread(self._store.frames, [row.ticket for row in rows[:count]])
         if request.learner == self._learner:  # a question of nobody's takes nothing away
             self._free.difference_update(here)
-        return Reply(OK, frames=[msgspec.msgpack.encode(here), *found])
+        answer = Found(tickets=here, later=[row.ticket for row in rows[count:]])
+        return Reply(OK, frames=[encode_header(answer), *found])
 
     async def keep_house(self, life: Life) -> None:
         """Forget groups whose last step is covered by a durable checkpoint, or that were dropped."""
@@ -212,6 +217,16 @@ class Offers:
         self._free.difference_update(ticket for ticket, _ in attempts)
         if attempts:
             await asyncio.to_thread(self._store.delete, attempts)
+
+
+def _fitting(rows: Sequence[Stored]) -> int:
+    """How many groups, from the first on, go into one answer."""
+    total = 0
+    for count, row in enumerate(rows[:ANSWER_GROUPS]):
+        total += row.size
+        if count and total > ANSWER_BYTES:
+            return count
+    return min(len(rows), ANSWER_GROUPS)
 
 
 def _covered(ticket: int, ranges: Sequence[tuple[int, int]]) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 from slipstream.config.schema import Config
 from slipstream.errors import MessageError, TransportTimeout
 from slipstream.messages import Frames, decode_header
-from slipstream.questions import Fetch, Offer, Offered, Stored
+from slipstream.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.shards import peer_of
 from slipstream.transport.base import OK, RETRY, Parcel, Reply, Sender
 
@@ -87,18 +87,28 @@ class Shards:
 
     async def fetch(self, tickets: Sequence[int]) -> Fetched:
         """The groups themselves, from whichever shards have them."""
-        request = Fetch(run=self._run, learner=self._learner, tickets=list(tickets))
-        replies = await asyncio.gather(*(self._send(index, "fetch", request) for index in range(self._count)))
+        parts = await asyncio.gather(*(self._fetch_from(index, tickets) for index in range(self._count)))
         fetched = Fetched()
-        for reply in replies:
-            if reply.status != OK:
-                fetched.trouble = reply.reason
-                continue
-            here = msgspec.msgpack.decode(reply.frames[0], type=list[int])
-            for place, ticket in enumerate(here):
-                fetched.groups[ticket] = reply.frames[1 + 4 * place : 5 + 4 * place]
+        for part in parts:
+            fetched.groups |= part.groups
+            fetched.trouble = fetched.trouble or part.trouble
         if not fetched.trouble:
             fetched.absent = [ticket for ticket in tickets if ticket not in fetched.groups]
+        return fetched
+
+    async def _fetch_from(self, index: int, tickets: Sequence[int]) -> Fetched:
+        """What one shard has of them, answer by answer."""
+        fetched, rest = Fetched(), list(tickets)
+        while rest:
+            request = Fetch(run=self._run, learner=self._learner, tickets=rest)
+            reply = await self._send(index, "fetch", request)
+            if reply.status != OK:
+                fetched.trouble = reply.reason
+                break
+            found = decode_header(reply.frames[0], Found)
+            for place, ticket in enumerate(found.tickets):
+                fetched.groups[ticket] = reply.frames[1 + 4 * place : 5 + 4 * place]
+            rest = found.later if len(found.later) < len(rest) else []
         return fetched
 
     async def close(self) -> None:
