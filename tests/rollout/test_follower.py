@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.errors import BaseMismatch, TransportTimeout, UserError, WeightsError
+from slipstream.errors import BaseMismatch, RunHalted, TransportTimeout, UserError, WeightsError
 from slipstream.lifecycle.life import Life
 from slipstream.rollout import follower as follower_module
 from slipstream.rollout.engines.base import Chunk
+from slipstream.rollout.first_weights import FirstWeights
 from slipstream.rollout.follower import WeightsFollower
 from slipstream.weights.manifest import Canary
 
@@ -32,6 +33,11 @@ class FakeLedger:
     def __init__(self, life: Life, versions: list[int]) -> None:
         self._life, self._versions = life, versions
         self.status = "running"
+        self.learners = [SimpleNamespace(version=1)]
+
+    async def members(self, role):
+        assert role == "learner"
+        return self.learners
 
     async def state(self):
         return SimpleNamespace(status=self.status)
@@ -260,3 +266,59 @@ async def test_a_version_that_the_engine_has_lost_for_a_while_is_not_fetched_aga
     assert await follower.swap_if_newer() == 7
     engine.version = None
     assert follower._newest() == 7
+
+
+class Starving:
+    """A replica without weights, for which every fetch takes ten seconds and fails."""
+
+    def __init__(self, versions=(1,) * 20, engine=None):
+        self.now = 0.0
+        self.engine = engine or SimpleNamespace(version=None)
+        self.follower, self.subscriber, self.life = follow(self.engine, versions, frame_seconds=10.0)
+        self.ledger = self.follower._ledger
+        self.follower._first = FirstWeights(self.ledger, 10.0, lambda: self.now)
+        self.subscriber.fetch = self.fetch
+        self.tries = 0
+
+    def fetch(self, manifest):
+        self.tries += 1
+        self.now += 10.0
+        raise TransportTimeout("weights from tcp://learner:1: no frame of version 1 within 10 s")
+
+
+async def test_a_replica_that_never_had_weights_ends_the_run_with_the_reason():
+    starving = Starving()
+    with pytest.raises(
+        RunHalted,
+        match=r"no weights at all in 4 tries and 30 s \(3 x weights.frame_seconds\).*no frame of version 1",
+    ):
+        await starving.follower.follow(starving.life)
+    assert starving.tries == 4  # the time counts from the first that failed
+
+
+async def test_a_replica_that_has_weights_asks_for_newer_ones_for_ever(make_engine):
+    starving = Starving(engine=make_engine())
+    await starving.follower.follow(starving.life)
+    assert starving.tries == 20
+
+
+@pytest.mark.parametrize("learners", [[], [SimpleNamespace(version=-1)]], ids=["gone", "starting again"])
+async def test_a_replica_without_weights_waits_for_a_learner_that_offers_none(learners):
+    starving = Starving()
+    starving.ledger.learners = learners
+    await starving.follower.follow(starving.life)
+    assert starving.tries == 20
+
+
+async def test_short_failures_are_tried_for_the_whole_time():
+    """Such as a version that is gone: its successor may come."""
+    starving = Starving(versions=(1,) * 40)
+
+    def fetch(manifest):
+        starving.tries += 1
+        starving.now += 1.0
+        raise WeightsError("version 1 is gone")
+
+    starving.subscriber.fetch = fetch
+    with pytest.raises(RunHalted, match="31 tries and 30 s.*last: version 1 is gone"):
+        await starving.follower.follow(starving.life)

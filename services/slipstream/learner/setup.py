@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.config.schema import Config
+from slipstream.learner.common_root import see_common_root
 from slipstream.learner.identity import identity_of, refuse_changed_since
 from slipstream.learner.publishing import Publishing
 from slipstream.learner.ranks import leave, open_ranks
@@ -75,6 +76,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         look_for_start(config.learner.start_from)
     ranks = await asyncio.to_thread(open_ranks, config.learner)
     stack.callback(leave, ranks)
+    await asyncio.to_thread(see_common_root, ranks, folder.path)
     trainer = await asyncio.to_thread(Trainer, config, model, ranks)
     publishing = Publishing(config, trainer, site.ledger, site.incarnation, _sizes(metrics))
     stack.callback(publishing.close)

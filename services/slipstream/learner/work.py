@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from slipstream.config.schema import Config
+from slipstream.learner.common_root import see_common_root
 from slipstream.learner.ranks import STOP, close_ranks, open_ranks
 from slipstream.learner.trainer import Trainer
 from slipstream.learner.wire import unpack_work
@@ -23,6 +24,7 @@ def follower(config: Config) -> Service:
     async def service(life: Life) -> None:
         model = await asyncio.to_thread(resolve, config.model.source)
         ranks = await asyncio.to_thread(open_ranks, config.learner)
+        await asyncio.to_thread(see_common_root, ranks, None)
         trainer = await asyncio.to_thread(Trainer, config, model, ranks)
         _LOG.info("rank %d of %d is ready", ranks.rank, ranks.size)
         work = asyncio.ensure_future(asyncio.to_thread(follow, trainer))

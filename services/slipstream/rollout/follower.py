@@ -13,6 +13,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.rollout.canary import deviation
 from slipstream.rollout.engines.base import Engine
+from slipstream.rollout.first_weights import FirstWeights
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.weights.base import Mapped, Subscriber
 from slipstream.weights.manifest import Manifest, decode_manifest
@@ -34,6 +35,7 @@ class WeightsFollower:
         metrics: RolloutMetrics | None = None,
         host: str = "",
         canary_bound: float | None = None,
+        frame_seconds: float = 10.0,
     ) -> None:
         self._ledger = ledger
         self._subscriber = subscriber
@@ -43,6 +45,7 @@ class WeightsFollower:
         self._swapping = -1
         self._fetching = asyncio.Lock()  # a subscriber has one set of buffers
         self._host, self._bound = host, canary_bound
+        self._first = FirstWeights(ledger, frame_seconds)
         self._served: Manifest | None = None
         self._deviation: float | None = None
         self._tried = 0
@@ -157,6 +160,7 @@ class WeightsFollower:
 
         Raises:
             BaseMismatch: It never can be had here.
+            RunHalted: None was ever had, for longer than is sensible.
         """
         started = time.monotonic()
         try:
@@ -167,6 +171,8 @@ class WeightsFollower:
         except (WeightsError, TransportTimeout, UserError) as error:
             self._metrics.fetches.labels("failed").inc()
             await self._complain(str(error))
+            if self._newest() < 0:
+                await self._first.failed(str(error))
             return False
         self._metrics.fetches.labels("verified").inc()
         self._metrics.fetched.inc(fetched.manifest.layout.total_bytes)

@@ -73,7 +73,15 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
         from slipstream.weights.merging import MergingSubscriber
 
         subscriber = MergingSubscriber(subscriber, folder)
-    follower = WeightsFollower(site.ledger, subscriber, engine, metrics, host_name(config.weights), bound)
+    follower = WeightsFollower(
+        site.ledger,
+        subscriber,
+        engine,
+        metrics,
+        host_name(config.weights),
+        bound,
+        config.weights.frame_seconds,
+    )
     stack.callback(follower.close)
     if engine.follows:
         life.watch("weights", follower.follow(life))
