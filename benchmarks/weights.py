@@ -8,8 +8,9 @@ TCP streams into warm memory, `gloo` a broadcast in 16 pieces at once (its faste
 once, got by actors), `safetensors` a file that is written and read back. GB/s counts delivered bytes; CPU seconds are
 those of all processes. `stall` is what the learner waits for, `published` ends when receivers may fetch; both are
 multiples of one flat memcpy between warm buffers, made just before each round so that other load meets both alike.
-Figures are medians; tcp and ucx over gloo compare from published to verified, since gloo has no copy of its own.
-Like the learner under `slipstream up`, this process copies past the cache, the memcpy too.
+`tcp+key` is tcp in a run with a key, which encrypts. Figures are medians; tcp and ucx over gloo compare from
+published to verified, since gloo has no copy of its own. Like the learner under `slipstream up`, this process copies
+past the cache, the memcpy too.
 
 Rows whose parts are not installed here run with another interpreter (`--ray-python`, `--ucx-python`, or
 SLIPSTREAM_RAY_PYTHON, SLIPSTREAM_UCX_PYTHON), or say why they do not.
@@ -112,7 +113,7 @@ def elsewhere(table: Table, method: str, argv: list[str], timeout: float = 600) 
 
 def ours(table: Table, data: np.ndarray, repeats: int, ucx_python: str) -> None:
     """Our links."""
-    for link in ("shm", "tcp"):
+    for link in ("shm", "tcp", "tcp+key"):
         here(table, link, lambda receivers, link=link: measure(link, receivers, data, repeats))  # type: ignore[misc]
     if importlib.util.find_spec("ucxx") is not None:
         here(table, "ucx", lambda receivers: measure("ucx", receivers, data, repeats))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks.result import missed, tell
+from benchmarks.result import missed, tell, unmeasured
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,19 @@ def test_an_aim_is_a_comparison_with_its_figure(figure, aim, holds):
     assert (missed({"x": figure}, {"x": aim}) == {}) is holds
 
 
-def test_a_figure_that_was_not_measured_misses_its_aim():
-    assert missed({}, {"x": "> 1"}) == {"x": "not measured, aim > 1"}
+@pytest.mark.parametrize("figures", [{}, {"x": None}])
+def test_a_figure_that_was_not_measured_neither_meets_nor_misses_its_aim(figures, capsys):
+    assert missed(figures, {"x": "> 1"}) == {}
+    assert unmeasured(figures, {"x": "> 1"}) == {"x": "> 1"}
+    tell("speed", figures, {"x": "> 1"})
+    *before, last = capsys.readouterr().out.splitlines()
+    assert before == ["aim open: x: not measured, aim > 1"]
+    assert json.loads(last)["figures"] == figures
+
+
+def test_an_aim_that_is_met_does_not_hide_one_that_is_open(capsys):
+    tell("speed", {"x": 2.0, "y": None}, {"x": "> 1", "y": "> 1"})
+    assert "all aims met" not in capsys.readouterr().out
 
 
 def test_the_last_line_is_for_programs(capsys):

@@ -4,6 +4,7 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.cli.weights import compare
+from slipstream.weights.tcp_wire import FRAME_BYTES
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,8 @@ def test_a_run_that_is_not_there_or_not_running_is_named(tmp_path, capsys):
 @pytest.mark.process
 @pytest.mark.timeout(180)
 def test_the_bench_prints_a_row_for_every_link(capsys):
-    assert main(["weights", "bench", "--megabytes", "1", "--repeats", "1"]) == 0
+    assert FRAME_BYTES < 9 << 20
+    assert main(["weights", "bench", "--megabytes", "9", "--repeats", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    found = [line.split()[:2] for line in lines if line[:4] in ("shm ", "tcp ", "file")]
-    assert found == [[link, str(count)] for link in ("shm", "tcp", "file") for count in (1, 3)]
+    found = [line.split()[:2] for line in lines if line[:4] in ("shm ", "tcp ", "tcp+", "file")]
+    assert found == [[link, str(count)] for link in ("shm", "tcp", "tcp+key", "file") for count in (1, 3)]

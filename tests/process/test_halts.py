@@ -41,6 +41,29 @@ if "learner" in sys.argv and os.environ.get("NAN_GRADIENT"):
 """
 
 
+DEAF_PULLER = """
+import os, sys
+if "rollout" in sys.argv and os.environ.get("DEAF_PULLER"):
+    from slipstream.errors import TransportTimeout
+    from slipstream.weights.tcp_pull import TcpPuller
+    def pull(self, manifest, endpoint, *rest):
+        raise TransportTimeout(f"weights from {endpoint}: no frame of version {manifest.version}")
+    TcpPuller.pull = pull
+"""
+
+
+def test_a_generator_that_never_gets_weights_ends_the_run_with_the_reason(stack, simulated, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(DEAF_PULLER)
+    env = {"PYTHONPATH": str(tmp_path), "DEAF_PULLER": "1"}
+    run = stack().up(*simulated, "run.steps=5", "weights.transport=tcp", "weights.frame_seconds=1", env=env)
+    assert run.wait() == EXIT_HALTED, run.text
+    last = run.text.strip().splitlines()[-1]
+    assert "no weights at all" in last
+    assert "3 x weights.frame_seconds" in last
+    assert "no frame of version 0" in last
+    run.assert_gone()
+
+
 def test_gradients_that_are_not_finite_change_nothing_and_stop_the_run(stack, simulated, tmp_path):
     """Case 63: no step, no version, and the newest checkpoint is finite."""
     (tmp_path / "sitecustomize.py").write_text(NAN_GRADIENT)

@@ -320,5 +320,5 @@ async def test_short_failures_are_tried_for_the_whole_time():
         raise WeightsError("version 1 is gone")
 
     starving.subscriber.fetch = fetch
-    with pytest.raises(RunHalted, match="31 tries and 30 s.*last: version 1 is gone"):
+    with pytest.raises(RunHalted, match=r"31 tries and 30 s.*last: version 1 is gone"):
         await starving.follower.follow(starving.life)

@@ -1,7 +1,8 @@
 """How fast weights travel on this machine: each link to some receivers, beside one memcpy of the same bytes.
 
 A round publishes one version and ends when every receiver, a process of its own, has it and has compared each digest.
-`stall` is what the learner waits for. Receivers of one machine compete with the sender for its cores.
+`stall` is what the learner waits for. Receivers of one machine compete with the sender for its cores. `tcp+key` is
+tcp in a run with a key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.config.services import WeightsSection
-from slipstream.weights.base import ArraySource, Server, Store
+from slipstream.transport.keys import KeyPair, keys_of, make
+from slipstream.weights.base import ArraySource, Puller, Server, Store
 from slipstream.weights.files import FileStore
 from slipstream.weights.manifest import decode_manifest, encode_manifest, layout
 from slipstream.weights.pulling import PullSubscriber
@@ -30,6 +32,7 @@ from slipstream.weights.shm_reader import ShmSubscriber
 from slipstream.weights.transports import open_puller, open_server
 
 WARM_UP = 2
+KEYED = "+key"
 SETTINGS = WeightsSection(frame_seconds=120.0)
 
 
@@ -82,10 +85,13 @@ class Bench:
         shelf = Shelf(near)
         servers: list[Server] = []
         stores: list[Store] = []
+        if link.endswith(KEYED):
+            make(place)
         if link == "file":
             stores.append(FileStore(str(place / "store"), "bench", receivers))
         elif link != "shm":
-            servers.append(open_server(link, shelf, SETTINGS, "127.0.0.1", 0))
+            scheme, keys = _keyed(link, place)
+            servers.append(open_server(scheme, shelf, SETTINGS, "127.0.0.1", 0, keys))
         shm = ShmPublisher("bench", receivers, layout(self._tensors), directory=near)
         self._publisher = ServingPublisher(shm, shelf, servers, stores)
         self._processes = [self._receiver(link, place, index) for index in range(receivers)]
@@ -159,7 +165,7 @@ def receive(link: str, directory: Path) -> None:
     subscriber = (
         ShmSubscriber(directory=directory)
         if link == "shm"
-        else PullSubscriber([open_puller(link, SETTINGS)], directory=directory)
+        else PullSubscriber([_puller(link, directory.parent)], directory=directory)
     )
     served = None
     print("ready", flush=True)  # noqa: T201
@@ -171,6 +177,16 @@ def receive(link: str, directory: Path) -> None:
         served = fetched
         print(time.process_time() - before, flush=True)  # noqa: T201
     subscriber.close()
+
+
+def _keyed(link: str, place: Path) -> tuple[str, KeyPair | None]:
+    """A link's transport, and the key of the bench that lies in `place`, if the link has one."""
+    return link.removesuffix(KEYED), keys_of(str(place)) if link.endswith(KEYED) else None
+
+
+def _puller(link: str, place: Path) -> Puller:
+    scheme, keys = _keyed(link, place)
+    return open_puller(scheme, SETTINGS, keys)
 
 
 def _answer(process: subprocess.Popen[str]) -> str:

@@ -81,7 +81,7 @@ def bench(options: argparse.Namespace) -> int:
     gigabytes = data.nbytes / 1e9
     print(f"{gigabytes:.3f} GB; GB/s counts delivered bytes, CPU seconds are per GB delivered")  # noqa: T201
     print(f"{'link':8} {'receivers':>9} {'ms':>8} {'GB/s':>7} {'CPU s/GB':>9} {'stall of memcpy':>16}")  # noqa: T201
-    links = ["shm", "tcp", "file"] + (["ucx"] if importlib.util.find_spec("ucxx") else [])
+    links = ["shm", "tcp", "tcp+key", "file"] + (["ucx"] if importlib.util.find_spec("ucxx") else [])
     for link in links:
         for receivers in (1, 3):
             found = row(link, receivers, gigabytes, measure(link, receivers, data, options.repeats))

@@ -1,4 +1,4 @@
-"""Whether every rank sees the folder that all of them write checkpoints to; known at the start, not at the first save."""
+"""Whether every rank sees the folder that all of them write checkpoints to: known at the start, not at a save."""
 
 from __future__ import annotations
 
