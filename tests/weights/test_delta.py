@@ -83,6 +83,18 @@ def test_a_delta_that_would_be_larger_than_it_is_worth_is_not_made():
     assert encoded.density > 0.95
 
 
+def test_a_delta_with_a_piece_longer_than_a_message_holds_is_not_made(monkeypatch):
+    """Of a version of some 50 billion parameters; the version then comes whole."""
+    base = random_version(5)
+    new = changed(base, 0.02, 6)
+    pieces = msgspec.msgpack.decode(delta.encode(base, new, MIXED).blob)["lanes"]
+    longest = max(len(lane[name]) for lane in pieces for name in ("gaps", "steps"))
+    monkeypatch.setattr(delta, "PIECE_BYTES", longest)
+    assert delta.encode(base, new, MIXED).blob is not None
+    monkeypatch.setattr(delta, "PIECE_BYTES", longest - 1)
+    assert delta.encode(base, new, MIXED).blob is None
+
+
 def test_chunks_do_not_show(monkeypatch):
     base = random_version(5)
     new = changed(base, 0.02, 6)

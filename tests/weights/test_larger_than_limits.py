@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import queue
 import time
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -13,7 +15,7 @@ from slipstream.config.services import WeightsSection
 from slipstream.errors import TransportTimeout
 from slipstream.transport.bounds import SLACK_BYTES
 from slipstream.transport.keys import generate
-from slipstream.weights import control, files, stream_pull, tcp_pull, tcp_wire, ucx_pull
+from slipstream.weights import control, files, nccl, stream_pull, tcp_pull, tcp_wire, ucx_pull
 from slipstream.weights.base import ArraySource
 from slipstream.weights.control import Dial
 from slipstream.weights.files import FileStore
@@ -34,10 +36,39 @@ UCX = [
     for keyed in (True, False)
 ]
 LINKS = [pytest.param(("tcp", True), id="tcp-keyed"), pytest.param(("tcp", False), id="tcp-open"), *UCX]
+NCCL = pytest.param(("nccl", False), id="nccl")  # with pipes for the GPUs' part
 OTHERS = [pytest.param((way, False), id=way) for way in ("shm", "file")]
 SMALL_FRAME = 128 << 10
 SMALL_BUCKET = 300_000
 SETTINGS = WeightsSection(frame_seconds=20.0)
+
+
+class Pipe:
+    """Stands for a pair of GPUs: what one rank sends comes out at the other, chunk by chunk."""
+
+    port = 1
+    chunks: ClassVar[dict[str, queue.Queue]] = {}
+
+    def __init__(self, host, port, name, rank, seconds):
+        self._chunks = self.chunks.setdefault(name, queue.Queue())
+        self._seconds = seconds
+
+    def send(self, chunk):
+        self._chunks.put(chunk.copy(), timeout=self._seconds)
+
+    def receive(self, place):
+        chunk = self._chunks.get(timeout=self._seconds)
+        assert len(chunk) == len(place)
+        place[:] = chunk
+
+    def abort(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    monkeypatch.setattr(nccl, "check_available", lambda: None)
+    monkeypatch.setattr(nccl, "Pair", Pipe)
 
 
 @pytest.fixture
@@ -61,7 +92,7 @@ class Way:
         near = tmp_path / "near"
         near.mkdir()
         shelf = Shelf(near)
-        servers = [self.server(shelf)] if self.scheme in ("tcp", "ucx") else []
+        servers = [self.server(shelf)] if self.scheme in ("tcp", "ucx", "nccl") else []
         stores = [FileStore(str(tmp_path / "store"), "run", 1)] if self.scheme == "file" else []
         shm = ShmPublisher("run", 1, layout(self._tensors(), bucket_bytes=bucket), directory=near)
         self.publisher = ServingPublisher(shm, shelf, servers, stores, dense_every)
@@ -121,7 +152,7 @@ def open_way(tmp_path):
         way.close()
 
 
-@pytest.mark.parametrize("way", [*LINKS, *OTHERS])
+@pytest.mark.parametrize("way", [*LINKS, NCCL, *OTHERS])
 def test_a_version_of_many_frames_and_buckets_arrives(way, open_way, small):
     opened = open_way(way, 3 << 20, small)
     manifest = opened.publish()
@@ -130,7 +161,15 @@ def test_a_version_of_many_frames_and_buckets_arrives(way, open_way, small):
     opened.assert_arrived(opened.host().fetch(manifest))
 
 
-@pytest.mark.parametrize("way", [*LINKS, *OTHERS])
+@pytest.mark.parametrize("way", [*LINKS, NCCL])
+def test_a_version_of_more_frames_than_one_question_could_list(way, open_way, small, monkeypatch):
+    """As a true version of five gigabytes and more."""
+    monkeypatch.setattr(tcp_wire, "FRAME_BYTES", 2048)
+    opened = open_way(way, 3 << 20, small)
+    opened.assert_arrived(opened.host().fetch(opened.publish()))
+
+
+@pytest.mark.parametrize("way", [*LINKS, NCCL, *OTHERS])
 def test_a_version_larger_than_the_real_frame_and_bucket_arrives(way, open_way):
     """True sizes: frames of 8 MiB, buckets of 32 MiB, and a window of four frames."""
     nbytes = BUCKET_BYTES + tcp_wire.FRAME_BYTES + 4096
@@ -139,7 +178,7 @@ def test_a_version_larger_than_the_real_frame_and_bucket_arrives(way, open_way):
     opened.assert_arrived(opened.host().fetch(opened.publish()))
 
 
-@pytest.mark.parametrize("way", [*LINKS, OTHERS[1]])
+@pytest.mark.parametrize("way", [*LINKS, NCCL, OTHERS[1]])
 def test_a_delta_of_many_frames_arrives(way, open_way, small):
     opened = open_way(way, 12 << 20, small, dense_every=100)
     host = opened.host()

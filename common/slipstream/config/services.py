@@ -228,7 +228,12 @@ class WeightsSection(Section):
         acts=_LINKS | when("transport", "file") | when("transport", "auto") & unless("folder", None),
     )
     dense_every: int = setting(25, "send every k-th version whole", acts=when("delta", True), ge=1)
-    frame_seconds: float = setting(10.0, "deadline for each 8 MiB of a transfer, seconds", acts=_LINKS, gt=0)
+    frame_seconds: float = setting(
+        10.0,
+        "deadline for each 8 MiB of a transfer, seconds; a generator that gets no weights at all for 3 of these ends "
+        "the run",
+        gt=0,
+    )
     canary_bound: float | None = setting(
         0.1,
         "largest difference of a replica's logprobs from the learner's on fixed prompts after a swap; null is off",

@@ -26,6 +26,7 @@ WORTHWHILE = 0.5  # of the dense bytes; above it the dense version costs less in
 CHUNK_BYTES = 16 << 20
 CROWDED = 0.1  # of the bytes may lie in chunks where most words differ; above it no delta is tried
 LEVEL = 1
+PIECE_BYTES = (1 << 32) - 1  # the longest that MessagePack holds
 WORD = 8
 
 Positions = npt.NDArray[np.int64]
@@ -49,7 +50,8 @@ class Delta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A delta as bytes, None where it is not worthwhile; `density` is the share of elements that changed."""
+    """A delta as bytes, None where it is not worthwhile or too long for a message; `density` is the share of the
+    elements that changed."""
 
     blob: bytes | None
     density: float
@@ -72,8 +74,9 @@ def encode(base: Bytes, new: Bytes, layout: Layout) -> Encoded:
                 changed += len(found[-1])
         if any(len(positions) for positions in found):
             lanes.append(_lane(base, new, np.concatenate(found), width))
-    size = sum(len(lane.gaps) + len(lane.steps) for lane in lanes)
-    worthwhile = crowded <= CROWDED * layout.total_bytes and size <= WORTHWHILE * layout.total_bytes
+    sizes = [len(piece) for lane in lanes for piece in (lane.gaps, lane.steps)]
+    fits = max(sizes, default=0) <= PIECE_BYTES and sum(sizes) <= WORTHWHILE * layout.total_bytes
+    worthwhile = crowded <= CROWDED * layout.total_bytes and fits
     return Encoded(msgspec.msgpack.encode(Delta(lanes)) if worthwhile else None, changed / max(1, elements))
 
 

@@ -26,7 +26,7 @@ from slipstream.weights.base import Bytes, Part
 from slipstream.weights.control import ServerOptions
 from slipstream.weights.manifest import Manifest
 from slipstream.weights.shelf import Shelf
-from slipstream.weights.tcp_wire import FRAME_BYTES, ChunkRequest, chunk_requests
+from slipstream.weights.tcp_wire import FRAME_BYTES, ChunkRequest, cut, whole_request
 
 SCHEME = "nccl://"
 MEND = "use auto, tcp or ucx, or run on hosts with NVIDIA GPUs and a CUDA build of torch"
@@ -37,10 +37,10 @@ SOON_SECONDS = 0.005
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a receiver asks for, with the token from the manifest."""
+    """What a receiver asks for, however long, with the token from the manifest. Both sides cut it alike."""
 
     token: str
-    requests: list[ChunkRequest]
+    whole: ChunkRequest
 
 
 class Meeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +157,7 @@ class NcclServer:
             try:
                 channel.write(msgspec.json.encode(Meeting(name, pair.port)) + b"\n")
                 channel.flush()
-                for request in wanted.requests:
+                for request in cut(wanted.whole):
                     pair.send(self._chunk(request))
             finally:
                 pair.abort()
@@ -192,18 +192,17 @@ class NcclPuller:
         """See `base.Puller`."""
         token, _, place = endpoint.removeprefix(SCHEME).partition("@")
         host, _, port = place.rpartition(":")
-        requests = chunk_requests(manifest, part, len(target), start)
+        whole = whole_request(manifest, part, len(target), start)
         try:
             with (
                 socket.create_connection((host, int(port)), self._seconds) as connection,
                 connection.makefile("rwb") as channel,
             ):
-                channel.write(msgspec.json.encode(Wanted(token, requests)) + b"\n")
+                channel.write(msgspec.json.encode(Wanted(token, whole)) + b"\n")
                 channel.flush()
                 meeting = msgspec.json.decode(channel.readline(1 << 10), type=Meeting)
-                self._receive(
-                    Pair(host, meeting.port, meeting.name, 1, self._seconds), requests, target, filled
-                )
+                pair = Pair(host, meeting.port, meeting.name, 1, self._seconds)
+                self._receive(pair, cut(whole), target, filled)
         except (OSError, msgspec.DecodeError) as error:
             raise TransportTimeout(f"weights from nccl://{place}: {error}") from error
 

@@ -83,14 +83,25 @@ def check_reply(header: bytes, request: ChunkRequest) -> None:
 
 def chunk_requests(manifest: Manifest, part: Part, total: int, start: int = 0) -> list[ChunkRequest]:
     """Requests that together cover the bytes of a part from `start` on."""
+    return cut(whole_request(manifest, part, total, start)) if start < total else []
+
+
+def whole_request(manifest: Manifest, part: Part, total: int, start: int = 0) -> ChunkRequest:
+    """All bytes of a part from `start` on; more than a server sends at once, see `cut`."""
+    return ChunkRequest(
+        run=manifest.run,
+        incarnation=manifest.incarnation,
+        version=manifest.version,
+        part=part,
+        offset=start,
+        length=total - start,
+    )
+
+
+def cut(whole: ChunkRequest) -> list[ChunkRequest]:
+    """Requests of a frame each that together ask for the same bytes."""
+    stop = whole.offset + whole.length
     return [
-        ChunkRequest(
-            run=manifest.run,
-            incarnation=manifest.incarnation,
-            version=manifest.version,
-            part=part,
-            offset=offset,
-            length=min(FRAME_BYTES, total - offset),
-        )
-        for offset in range(start, total, FRAME_BYTES)
+        msgspec.structs.replace(whole, offset=offset, length=min(FRAME_BYTES, stop - offset))
+        for offset in range(whole.offset, stop, FRAME_BYTES)
     ]
