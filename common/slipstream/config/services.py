@@ -229,7 +229,9 @@ class WeightsSection(Section):
     )
     dense_every: int = setting(25, "send every k-th version whole", acts=when("delta", True), ge=1)
     frame_seconds: float = setting(
-        10.0, "deadline for each 8 MiB of a transfer, seconds; no weights at all for 3 of these ends the run", gt=0
+        10.0,
+        "deadline for each 8 MiB of a transfer, seconds; no weights at all for 3 of these ends the run",
+        gt=0,
     )
     canary_bound: float | None = setting(
         0.1,
