@@ -9,6 +9,7 @@ from slipstream.config.base import Section, setting, sub
 from slipstream.config.checkpoint import CheckpointSection
 from slipstream.config.governor import GovernorSection
 from slipstream.config.lora import LoraSection
+from slipstream.config.parallel import ParallelSection
 from slipstream.config.precision import PrecisionSection
 from slipstream.config.steps import OptimizerSection, ReferenceSection
 from slipstream.staleness import Policy
@@ -18,7 +19,6 @@ _WORKER = like("use", _WORKED, "a function of your own, or one of math, python, 
 _OWN = like("use", ".*:.*", "a function of your own")
 _WORKERS = like("reward.functions.*.use", _WORKED, "a function of your own, or one of math, python, …")
 _QUOTA = unless("min_informative_groups", None) | unless("min_informative_frac", None)
-_RANKS = unless("ranks", 1, None)
 _OTHERS = unless("network.host", "127.0.0.1", "localhost", "::1")  # who can be reached from other hosts
 _LINKS = when("transport", "tcp", "ucx", "nccl") | when("transport", "auto") & _OTHERS
 
@@ -133,26 +133,6 @@ class BufferSection(Section):
         "raise",
         "when so many were: raise stops the run, proceed trains on what is there",
         acts=_QUOTA,
-    )
-
-
-class ParallelSection(Section):
-    """The learner's ranks, sharded by FSDP2. Changes memory and speed, not the update."""
-
-    ranks: int | None = setting(
-        None, "processes that train together; null is 1 under `up`, and what torchrun says elsewhere", ge=1
-    )
-    replicate: int = setting(1, "copies of the sharded model (HSDP); divides the ranks", acts=_RANKS, ge=1)
-    cpu_offload: bool = setting(
-        False,
-        "keep weights, gradients and moments in host memory (several ranks on GPUs); changes memory only",
-        acts=_RANKS & unless("learner.device", "cpu"),
-    )
-    timeout_seconds: float = setting(
-        300.0,
-        "deadline of each collective: a rank that hangs ends the learner after it, seconds",
-        acts=_RANKS,
-        gt=0,
     )
 
 

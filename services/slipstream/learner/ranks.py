@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.config.services import LearnerSection, ParallelSection
+from slipstream.config.parallel import ParallelSection
+from slipstream.config.services import LearnerSection
 from slipstream.errors import UserError
 
 if TYPE_CHECKING:
