@@ -47,10 +47,10 @@ SIMULATED = [
 ]
 
 
-# rewards that differ within most groups, from a worker process
+# rewards that differ within every group, from a worker process: a batch without a gradient would be no step
 SCORER = """
-def parity(prompts, completions, **columns):
-    return [float(sum(map(ord, completion)) % 2) for completion in completions]
+def letters(prompts, completions, **columns):
+    return [sum(place * ord(letter) for place, letter in enumerate(text, 1)) % 97 / 97 for text in completions]
 """
 
 
@@ -235,7 +235,7 @@ def simulated(tmp_path: Path) -> list[str]:
     """No model in the rollout, but rewards that carry a gradient, so that versions move."""
     scorer = tmp_path / "scorer.py"
     scorer.write_text(SCORER)
-    return [*QUICK, *SIMULATED, f"reward.functions.0.use={scorer}:parity"]
+    return [*QUICK, *SIMULATED, f"reward.functions.0.use={scorer}:letters"]
 
 
 @pytest.fixture
