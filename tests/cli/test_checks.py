@@ -107,6 +107,19 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "evaluation.sets.hard.options",
     ),
     ({"reward__functions": [{"use": "nowhere.py:f"}]}, "reward.functions.0.use:"),
+    (
+        {"reward__functions": [{"use": "math", "options": {"answer_column": "solution"}}]},
+        "data: reward 'math' cannot score 1 of 1 rows",
+    ),
+    ({"reward__functions": [{"use": "python"}]}, "rows.jsonl:1: the row has no column 'tests'; it has"),
+    (
+        {
+            "reward__functions": [{"use": "exact_match", "options": {"answer_column": "solution"}}],
+            "data__columns": {"solution": "answer"},
+            "evaluation__sets": {"hard": {"kind": "arithmetic", "limit": 1}},
+        },
+        "evaluation.sets.hard: reward 'exact_match' cannot score 1 of 1 rows (row 0: the row has no column 'so",
+    ),
     ({"buffer__order": "nowhere.py:f"}, "buffer.order"),
 ]  # fmt: skip
 

@@ -6,7 +6,8 @@ import pytest
 from slipstream.config.load import build
 from slipstream.errors import UserError
 from slipstream.messages import EvaluationResult, Group, Sample
-from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, reward_specs
+from slipstream.prompts.fitting import reward_specs
+from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result
 from slipstream.rewards.base import Scored
 
 

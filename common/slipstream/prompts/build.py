@@ -11,6 +11,7 @@ from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.models.architecture import positions, read_architecture, vocabulary
+from slipstream.prompts.fitting import row_faults
 from slipstream.prompts.load import load_prompts
 from slipstream.prompts.sets import PromptSet
 from slipstream.prompts.spec import DataSpec, LengthBudget
@@ -24,7 +25,7 @@ def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[Pr
     """The training set, and the evaluation sets by name (`holdout` among them if some are held out).
 
     Raises:
-        UserError: A source cannot be read, or a set would be empty.
+        UserError: A source cannot be read, a set would be empty, or some reward cannot score some row.
     """
     sampling = config.sampling
     words = vocabulary(read_architecture(model))
@@ -32,7 +33,8 @@ def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[Pr
         context_length(config, model), sampling.max_new_tokens, sampling.min_new_tokens, words
     )
     sets = {name: data_spec(section) for name, section in config.evaluation.sets.items()}
-    prompts, evaluations = load_prompts(data_spec(config.data, config.data.holdout), tokenizer, budget, sets)
+    spec = data_spec(config.data, config.data.holdout)
+    prompts, evaluations = load_prompts(spec, tokenizer, budget, sets, row_faults(config))
     if config.data.stream and config.run.name is not None:
         _take_up(prompts, RunFolder.of(config))
     return prompts, evaluations

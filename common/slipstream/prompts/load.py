@@ -17,6 +17,7 @@ from slipstream.errors import UserError
 from slipstream.prompts.rows import Row, question_key
 from slipstream.prompts.sets import LoadReport, PromptSet, Reader
 from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.rewards.inputs import RowFaults
 from slipstream.tokens import Tokenizer
 
 _DIGEST_BYTES = 16
@@ -27,29 +28,37 @@ def load_prompts(
     tokenizer: Tokenizer,
     budget: LengthBudget,
     evals: Mapping[str, DataSpec] | None = None,
+    faults: RowFaults | None = None,
 ) -> tuple[PromptSet, dict[str, PromptSet]]:
     """The training set and the named evaluation sets; with `eval_size`, one of these is `holdout`.
 
-    No question of any evaluation set is left in training.
+    No question of any evaluation set is left in training. `faults` hears of every row; a stream, which is not read
+    through, passes over those that it finds wanting.
 
     Raises:
-        UserError: A source cannot be read, a row is broken, or a set would be empty.
+        UserError: A source cannot be read, a row is broken, a set would be empty, or some reward cannot score some
+            row.
     """
+    faults = faults or RowFaults({})
     sets: dict[str, PromptSet] = {}
     for name, spec in (evals or {}).items():
         if name == "holdout":
             raise UserError(
                 "evaluation.sets.holdout: the name of the hold-out of training", "give another name"
             )
-        _, sets[name] = _split(replace(spec, eval_size=0), tokenizer, budget, frozenset(), all_eval=True)
+        _, sets[name] = _split(
+            replace(spec, eval_size=0), tokenizer, budget, frozenset(), faults, all_eval=True
+        )
     taken = frozenset().union(*(each.keys for each in sets.values()))
     if train.stream:
         from slipstream.prompts.stream import (
             StreamedPrompts,  # it imports torch, which not every caller has use for
         )
 
-        return StreamedPrompts(train, tokenizer, budget, taken), sets
-    trained, holdout = _split(train, tokenizer, budget, taken, all_eval=False)
+        faults.refuse()
+        return StreamedPrompts(train, tokenizer, budget, taken, faults), sets
+    trained, holdout = _split(train, tokenizer, budget, taken, faults, all_eval=False)
+    faults.refuse()
     return trained, {"holdout": holdout, **sets} if train.eval_size else sets
 
 
@@ -64,11 +73,17 @@ class _Scan:
 
 
 def _split(
-    spec: DataSpec, tokenizer: Tokenizer, budget: LengthBudget, taken: frozenset[int], *, all_eval: bool
+    spec: DataSpec,
+    tokenizer: Tokenizer,
+    budget: LengthBudget,
+    taken: frozenset[int],
+    faults: RowFaults,
+    *,
+    all_eval: bool,
 ) -> tuple[PromptSet, PromptSet]:
     """(training set, evaluation set) of one source; either may be empty where it is not asked for."""
     reader = Reader(spec, tokenizer, budget)
-    scan = _scan(reader)
+    scan = _scan(reader, faults)
     held = set(scan.keys) if all_eval else _held_out(scan, spec, taken)
     train_at, eval_at, seen = array("Q"), array("Q"), set[int]()
     for place, key in enumerate(scan.keys):
@@ -86,7 +101,7 @@ def _split(
     return _subset(reader, scan, train_at, frozenset()), _subset(reader, scan, eval_at, frozenset(seen))
 
 
-def _scan(reader: Reader) -> _Scan:
+def _scan(reader: Reader, faults: RowFaults) -> _Scan:
     scan = _Scan(array("Q"), array("Q"), bytearray(), LoadReport())
     for number, row, ids in reader.rows():
         scan.report.rows += 1
@@ -94,6 +109,7 @@ def _scan(reader: Reader) -> _Scan:
         if (reason := reader.refusal(ids)) is not None:
             scan.report.refuse(str(row.columns.get("id", number)), reason)
             continue
+        faults.note(reader.source.label(number), row.columns)
         scan.report.longest = max(scan.report.longest, len(ids))
         scan.rows.append(number)
         scan.keys.append(question_key(row.question))

@@ -53,6 +53,7 @@ class LoadReport:
         refused_ids: The first three of them: the row's `id` column, or its place in the source.
         reasons: For each reason how many there were, and the first three.
         repaired: Rows whose text held a lone surrogate, replaced by U+FFFD.
+        unfit: Rows of a stream that some reward cannot score, passed over.
         held_out: Rows left out of training because an evaluation set asks their question.
         longest: Tokens of the longest prompt that was kept.
     """
@@ -62,6 +63,7 @@ class LoadReport:
     refused_ids: list[str] = field(default_factory=list)
     reasons: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
     repaired: int = 0
+    unfit: int = 0
     held_out: int = 0
     longest: int = 0
 
@@ -77,6 +79,8 @@ class LoadReport:
         parts += [f"{n} refused {reason} ({', '.join(names)})" for reason, (n, names) in self.reasons.items()]
         if self.repaired:
             parts.append(f"{self.repaired} with repaired text")
+        if self.unfit:
+            parts.append(f"{self.unfit} passed over that a reward cannot score")
         if self.held_out:
             parts.append(f"{self.held_out} held out for evaluation")
         return ", ".join(parts)

@@ -25,6 +25,7 @@ from slipstream.prompts.rows import question_key
 from slipstream.prompts.sets import LoadReport, Prompt, PromptSet, Reader
 from slipstream.prompts.spec import DataSpec, LengthBudget
 from slipstream.prompts.streams import Rows, open_rows
+from slipstream.rewards.inputs import RowFaults
 from slipstream.tokens import Tokenizer
 
 # So many rows refused in a row mean that the settings are wrong, not the rows.
@@ -46,12 +47,19 @@ class StreamedPrompts(PromptSet):
         tokenizer: Encodes the prompts.
         budget: Room for prompt and completion.
         excluded: Question hashes (`PromptSet.keys` of the evaluation sets) that are never drawn.
+        faults: Says which rows the rewards cannot score. Such rows are passed over and counted; when the first row is
+            one, the settings are wrong rather than the row, and it is refused.
     """
 
     shuffled = False
 
     def __init__(
-        self, spec: DataSpec, tokenizer: Tokenizer, budget: LengthBudget, excluded: frozenset[int] = frozenset()
+        self,
+        spec: DataSpec,
+        tokenizer: Tokenizer,
+        budget: LengthBudget,
+        excluded: frozenset[int] = frozenset(),
+        faults: RowFaults | None = None,
     ) -> None:
         if spec.limit is None or spec.eval_size:
             raise UserError(
@@ -61,7 +69,8 @@ class StreamedPrompts(PromptSet):
         self.report = LoadReport(longest=budget.context)
         self.keys = frozenset()
         self._size = spec.limit
-        self._draw = _Draw(open_rows(spec), Reader(spec, tokenizer, budget), excluded, self.report)
+        reader = Reader(spec, tokenizer, budget)
+        self._draw = _Draw(open_rows(spec), reader, excluded, self.report, faults or RowFaults({}))
         facts = [asdict(spec), self._draw.identity, sorted(excluded)]
         self.fingerprint = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
         self._kept: OrderedDict[int, Prompt] = OrderedDict()
@@ -138,7 +147,10 @@ class StreamedPrompts(PromptSet):
 class _Draw(IterableDataset[Prompt]):
     """One pass over the usable rows; its iterator's state is the rows' own and the count."""
 
-    def __init__(self, rows: Rows, reader: Reader, excluded: frozenset[int], report: LoadReport) -> None:
+    def __init__(
+        self, rows: Rows, reader: Reader, excluded: frozenset[int], report: LoadReport, faults: RowFaults
+    ) -> None:
+        self._faults = faults
         self._rows = rows
         self._reader = reader
         self._excluded = excluded
@@ -153,6 +165,11 @@ class _Draw(IterableDataset[Prompt]):
         self._report.rows += 1
         if self._excluded and question_key(row.question) in self._excluded:
             self._report.held_out += 1
+            return None
+        if not self._faults.note(label, row.columns):
+            if self._report.rows == 1:
+                self._faults.refuse()
+            self._report.unfit += 1
             return None
         prompt = self._reader.made(row, text, index)
         if isinstance(prompt, str):

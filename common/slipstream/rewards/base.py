@@ -31,7 +31,7 @@ MAX_NAME = 64
 MAX_DETAIL = 500
 MAX_FLAGS = 16
 
-FORM_MARK = "__slipstream_form__"
+FORM_MARK, READS_MARK = "__slipstream_form__", "__slipstream_reads__"
 _CALLERS = ("asyncio", "importlib")  # of the standard library: they stand between us and the user's function
 
 
@@ -152,6 +152,19 @@ def sample_reward(function: Function) -> Function:
     """Mark a function as `f(completion, task)`, whatever its parameters are called."""
     setattr(function, FORM_MARK, "sample")
     return function
+
+
+def reads(*columns: str) -> Callable[[Function], Function]:
+    """Declare which columns of a row a function needs beside those that its parameters name.
+
+    Rows that lack one, or in which it is empty, are refused when a run starts.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, READS_MARK, columns)
+        return function
+
+    return mark
 
 
 def fault_of(error: BaseException) -> Outcome:

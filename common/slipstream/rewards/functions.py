@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.rewards.base import FORM_MARK, Form, ScorerFault, Task, place_of
+from slipstream.rewards.base import FORM_MARK, READS_MARK, Form, ScorerFault, Task, place_of
 
 Reward = Callable[..., Any]
 
@@ -91,6 +91,14 @@ def check_options(function: Reward, options: Mapping[str, Any]) -> None:
             )
 
 
+def needed_columns(function: Reward, form: Form) -> list[str]:
+    """Columns that a row must have: those that the signature requires, and those declared with `reads`."""
+    given = ("prompts", "completions") if form == "batch" else ("completion", "task")
+    by_name = [name for name in _required(function) if name not in given]
+    declared = getattr(getattr(function, "func", function), READS_MARK, ())
+    return list(dict.fromkeys([*by_name, *declared]))
+
+
 def batch_arguments(
     function: Reward, prompt: str, completions: Sequence[str], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -106,25 +114,42 @@ def batch_arguments(
 
 
 def sample_arguments(function: Reward, completion: str, task: Task) -> dict[str, Any]:
-    """Arguments of the one-sample form."""
-    return _accepted(function, {"completion": completion, "task": task})
+    """Arguments of the one-sample form; a column that the signature names comes by its name.
+
+    Raises:
+        ScorerFault: The signature requires a column that the row hasn't got.
+    """
+    named = _parameters(function)
+    columns = {name: value for name, value in task.columns.items() if name in named}
+    return _accepted(function, columns | {"completion": completion, "task": task})
 
 
 def _accepted(function: Reward, offered: Mapping[str, Any]) -> dict[str, Any]:
-    if _takes_all(function):
-        return dict(offered)
-    parameters = inspect.signature(function).parameters
-    required = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-    ]
-    missing = [name for name in required if name not in offered]
+    bound = getattr(function, "keywords", {})  # an option of the config comes before a column of its name
+    offered = {name: value for name, value in offered.items() if name not in bound}
+    missing = [name for name in _required(function) if name not in offered]
     if missing:
         raise ScorerFault(
             f"the function asks for {missing[0]!r}, but there is only {', '.join(sorted(offered))}"
         )
-    return {name: value for name, value in offered.items() if name in parameters}
+    if _takes_all(function):
+        return dict(offered)
+    named = _parameters(function)
+    return {name: value for name, value in offered.items() if name in named}
+
+
+def _required(function: Reward) -> list[str]:
+    """Parameters that must be given."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    return [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
 
 
 def _parameters(function: Reward) -> list[str]:

@@ -14,6 +14,7 @@ from slipstream.errors import UserError
 from slipstream.rewards.base import Outcome, ScorerFault, Task
 from slipstream.rewards.characters import asciify
 from slipstream.rewards.extract import Source, extract_answer, last_marked, last_number
+from slipstream.rewards.inputs import needed, says_nothing
 from slipstream.rewards.numbers import Number, parse_number, same
 
 
@@ -26,6 +27,12 @@ class ExactMatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     answer_column: str = "answer"
     strip: bool = True
     ignore_case: bool = False
+
+    def check(self, task: Task) -> None:
+        """Refuse a row without an answer; what is written in it counts as it is written."""
+        gold = task.column(self.answer_column)
+        if gold is None or not str(gold).strip() or (not isinstance(gold, str) and says_nothing(gold)):
+            raise ScorerFault(f"column {self.answer_column!r} is empty")
 
     def inline(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
@@ -44,6 +51,10 @@ class LastNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     answer_column: str = "answer"
+
+    def check(self, task: Task) -> None:
+        """Refuse a row whose answer is no number."""
+        gold_number(task, self.answer_column)
 
     def inline(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
@@ -66,6 +77,10 @@ class Gsm8k(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     answer_column: str = "answer"
     need_marker: bool = False
     lenient_percent: bool = True
+
+    def check(self, task: Task) -> None:
+        """Refuse a row whose answer is no number."""
+        gold_number(task, self.answer_column)
 
     def inline(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
@@ -108,9 +123,9 @@ def gold_number(task: Task, column: str) -> Number:
     """The number in the row's answer: after `####` where it has one, else all of it.
 
     Raises:
-        ScorerFault: The row has no such column, or its answer is no number.
+        ScorerFault: The row has no such column, or its answer is empty or no number.
     """
-    answer = asciify(str(task.column(column)))
+    answer = asciify(str(needed(task, column)))
     marked = last_marked(answer)
     number = parse_number(answer if marked is None else marked)
     if number is None:

@@ -17,6 +17,7 @@ import msgspec
 from slipstream.rewards.base import Outcome, Task
 from slipstream.rewards.characters import asciify
 from slipstream.rewards.extract import Extracted, extract_answer
+from slipstream.rewards.inputs import needed
 from slipstream.rewards.numbers import Number, looks_scientific, parse_number, parse_values, same, tidy
 from slipstream.rewards.words import scrambled
 from slipstream.rewards.wrappers import bare, without_marks
@@ -34,6 +35,10 @@ class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     answer_column: str = "answer"
     lenient_percent: bool = False
     library: bool = True
+
+    def check(self, task: Task) -> None:
+        """Refuse a row whose answer is empty, also once it is read."""
+        self._gold(task)
 
     def inline(self, completion: str, task: Task) -> Outcome | None:
         """Score one completion, or None where only the library can tell."""
@@ -62,9 +67,11 @@ class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return Outcome(value=float(right), flags=("truncated",) if found.truncated else ())
 
     def _read(self, completion: str, task: Task) -> tuple[str, Extracted]:
-        column = asciify(str(task.column(self.answer_column)))
-        gold = extract_answer(column, ("box", "marker")).text or column
-        return gold, extract_answer(completion)
+        return self._gold(task), extract_answer(completion)
+
+    def _gold(self, task: Task) -> str:
+        column = asciify(str(needed(task, self.answer_column)))
+        return extract_answer(column, ("box", "marker")).text or column
 
     def _compare(self, gold: str, answer: str) -> bool | None:
         """Equal, different, or None for what isn't made of plain numbers."""

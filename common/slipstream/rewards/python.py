@@ -14,6 +14,7 @@ import msgspec
 
 from slipstream.rewards.base import Outcome, ScorerFault, Task
 from slipstream.rewards.contained import Program
+from slipstream.rewards.inputs import needed
 
 _FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
 
@@ -28,16 +29,29 @@ class Python(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     tests_column: str = "tests"
     setup_column: str = ""
 
+    def check(self, task: Task) -> None:
+        """Refuse a row without tests, or without the set-up code that is asked for."""
+        self._given(task)
+
     def pooled(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
-        setup = str(task.column(self.setup_column)) if self.setup_column else ""
-        tests = _joined(task.column(self.tests_column))
-        if not tests.strip():
-            raise ScorerFault(f"column {self.tests_column!r} holds no test")
+        setup, tests = self._given(task)
         code = find_code(completion)
         if not code.strip():
             return Outcome(value=0.0, detail="no code")
         return _run({"setup": setup, "completion": code, "tests": tests})
+
+    def _given(self, task: Task) -> tuple[str, str]:
+        """Set-up code and tests of a row.
+
+        Raises:
+            ScorerFault: The row has no such column, or no test.
+        """
+        setup = str(task.column(self.setup_column)) if self.setup_column else ""
+        tests = _joined(needed(task, self.tests_column))
+        if not tests.strip():
+            raise ScorerFault(f"column {self.tests_column!r} holds no test")
+        return setup, tests
 
 
 def find_code(completion: str) -> str:

@@ -46,6 +46,18 @@ class ReasoningGym(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.task:
             _scorer(self.task)
 
+    def check(self, task: Task) -> None:
+        """Refuse a row without what a task's scorer reads; what may stand in the answer is the task's affair."""
+        task.column(self.answer_column)
+        try:
+            metadata = self._metadata(task)
+        except (TypeError, ValueError):
+            raise ScorerFault(f"column {self.metadata_column!r} is no mapping, and no JSON of one") from None
+        if not self.task and not metadata.get("source_dataset"):
+            raise ScorerFault(
+                f"column {self.metadata_column!r} names no source_dataset, and no option `task` does"
+            )
+
     def pooled(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
         metadata = self._metadata(task)

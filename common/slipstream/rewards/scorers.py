@@ -28,6 +28,7 @@ from slipstream.rewards.base import (
     Task,
     fault_of,
 )
+from slipstream.rewards.inputs import Check, columns_check
 from slipstream.rewards.outcomes import outcome_of, weighted
 from slipstream.rewards.process import probe
 from slipstream.rewards.registry import BUILTIN, build, unknown_scorer
@@ -49,6 +50,7 @@ class Scorer:
     inline: _Inline | None
     pool: Pool | None
     whole_group: bool = False
+    check: Check | None = None
 
     async def score(self, prompt: str, completions: Sequence[str], columns: dict[str, Any]) -> list[Outcome]:
         """One outcome per completion, within bounds and with the failure policy applied; what fails is in them."""
@@ -119,6 +121,11 @@ class Scorers:
     def names(self) -> list[str]:
         """Names of the rewards, as in the components."""
         return [scorer.name for scorer in self._scorers]
+
+    @property
+    def checks(self) -> dict[str, Check]:
+        """What each reward asks of a row before anything is sampled, by its name; see `RowFaults`."""
+        return {scorer.name: scorer.check for scorer in self._scorers if scorer.check is not None}
 
     @property
     def pools(self) -> dict[str, Pool]:
@@ -221,8 +228,8 @@ def _load(spec: RewardSpec, workers: int) -> Scorer:
     builtin, scorer = BUILTIN[spec.use], build(spec.use, spec.options)
     pooled = hasattr(scorer, "pooled") and getattr(scorer, "library", True)
     pool = Pool(_setup(spec, spec.use, builtin.isolated), workers) if pooled else None
-    inline = getattr(scorer, "inline", None)
-    return Scorer(spec, spec.name or spec.use, _failures(spec, builtin.failures), inline, pool)
+    inline, check = getattr(scorer, "inline", None), getattr(scorer, "check", None)
+    return Scorer(spec, spec.name or spec.use, _failures(spec, builtin.failures), inline, pool, check=check)
 
 
 def _load_function(spec: RewardSpec, workers: int) -> Scorer:
@@ -232,7 +239,10 @@ def _load_function(spec: RewardSpec, workers: int) -> Scorer:
     ready = probe(setup)
     is_async = ready.whole_group and ready.form == "sample"
     pool = Pool(setup, workers, grace=is_async)
-    return Scorer(spec, spec.name or function, _failures(spec, Failures()), None, pool, ready.whole_group)
+    check = columns_check(ready.needs) if ready.needs else None
+    return Scorer(
+        spec, spec.name or function, _failures(spec, Failures()), None, pool, ready.whole_group, check
+    )
 
 
 def _setup(spec: RewardSpec, use: str, isolated: bool = False) -> Setup:

@@ -32,13 +32,15 @@ class Setup(msgspec.Struct, kw_only=True, frozen=True):
 class Ready(msgspec.Struct, kw_only=True, frozen=True):
     """The scorer is loaded, or `problem` and `mend` say why it can't be.
 
-    `whole_group` says that one call takes all completions of a group; `note` is for the log.
+    `whole_group` says that one call takes all completions of a group; `needs` are the columns that a row must have;
+    `note` is for the log.
     """
 
     problem: str = ""
     mend: str = ""
     form: Form = "sample"
     whole_group: bool = False
+    needs: list[str] = []
     note: str = ""
 
 

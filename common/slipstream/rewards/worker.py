@@ -61,7 +61,11 @@ class FunctionTarget:
         self._runner: Any = None
         self._timeout_seconds = setup.timeout_seconds
         self._is_async = functions.is_async(function)
-        self.ready = Ready(form=self._form, whole_group=self._form == "batch" or self._is_async)
+        self.ready = Ready(
+            form=self._form,
+            whole_group=self._form == "batch" or self._is_async,
+            needs=functions.needed_columns(self._function, self._form),
+        )
 
     def score(self, job: Job) -> list[Outcome]:
         """See `Target`."""

@@ -7,30 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from slipstream.config.schema import Config
 from slipstream.config.services import RewardFunction
 from slipstream.errors import UserError
 from slipstream.messages import EvaluationResult, Group
-from slipstream.rewards.base import RewardSpec, Scored
+from slipstream.rewards.base import Scored
 
 _PATIENCE = 200  # samples after which a named reward that was never returned is taken for misspelt
-
-
-def reward_specs(config: Config) -> list[RewardSpec]:
-    """The rewards that a config names, in the scorers' own words."""
-    return [
-        RewardSpec(
-            use=function.use,
-            name=function.name or "",
-            weight=function.weight,
-            weights=function.weights,
-            options=function.options,
-            timeout_seconds=function.timeout_seconds,
-            memory_mb=function.memory_mb,
-            on_timeout=function.on_timeout,
-        )
-        for function in config.reward.functions
-    ]
 
 
 class NamedRewards:

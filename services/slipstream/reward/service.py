@@ -13,7 +13,8 @@ from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.messages import Frames, Group, check_run, decode_group, encode_scored
-from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, reward_specs
+from slipstream.prompts.fitting import reward_specs
+from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
 from slipstream.run_folder import RunFolder

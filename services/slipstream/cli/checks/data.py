@@ -10,9 +10,11 @@ from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.prompts.build import data_spec
+from slipstream.prompts.fitting import row_faults
 from slipstream.prompts.rows import read_row
 from slipstream.prompts.sets import open_source
 from slipstream.prompts.template import Template
+from slipstream.rewards.inputs import RowFaults
 
 MOST_ROWS = 20_000  # of each set; a second or two
 _SHOWN = 3
@@ -33,16 +35,18 @@ def files(config: Config) -> Iterator[str]:
 
 
 def rows(config: Config) -> Iterator[str]:
-    """Rows that are broken, lack their prompt, or do not fit the format strings; a few of many."""
+    """Rows that are broken, lack their prompt, do not fit the format strings, or that no reward can score; a few."""
     for name, data in sets_of(config).items():
         if _readable(data):
+            faults = row_faults(config)
             try:
-                yield from (_placed(line, name) for line in _broken(data))
+                yield from (_placed(line, name) for line in _broken(data, faults))
             except UserError as error:
                 yield _placed(str(error), name)
+            yield from (f"{name}: {line}" for line in faults.lines())
 
 
-def _broken(data: DataSection) -> list[str]:
+def _broken(data: DataSection, faults: RowFaults) -> list[str]:
     spec = data_spec(data)
     template = Template(spec, None)
     source = open_source(replace(spec, limit=min(spec.limit or MOST_ROWS, MOST_ROWS)) if spec.path else spec)
@@ -50,7 +54,9 @@ def _broken(data: DataSection) -> list[str]:
     for number in range(min(len(source), MOST_ROWS)):
         label = source.label(number)
         try:
-            template.check(read_row(source[number], spec, label), label)
+            row = read_row(source[number], spec, label)
+            template.check(row, label)
+            faults.note(label, row.columns)
         except UserError as error:
             found.append(str(error))
         if len(found) > _SHOWN:

@@ -1,0 +1,116 @@
+r"""What a reward needs of a row, told before anything is sampled: a column that is missing, a gold that says nothing.
+
+A row that no attempt can be scored on would train nothing, or score every attempt 0, without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.rewards.base import ScorerFault, Task
+from slipstream.rewards.characters import asciify
+from slipstream.rewards.extract import last_box, last_marked
+from slipstream.rewards.numbers import tidy
+from slipstream.rewards.wrappers import bare
+
+Check = Callable[[Task], None]
+_SHOWN = 3
+
+
+def needed(task: Task, name: str) -> Any:
+    """Value of a column that a reward needs.
+
+    Raises:
+        ScorerFault: The row has no such column, or it says nothing (`says_nothing`).
+    """
+    value = task.column(name)
+    if says_nothing(value):
+        raise ScorerFault(f"column {name!r} is empty" + (f" ({value!r:.40})" if value is not None else ""))
+    return value
+
+
+def says_nothing(value: Any) -> bool:
+    r"""Whether a gold is empty, also once it is read: `[]`, `{}`, `$$`, `\boxed{}`, a text that ends in `####`."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return True
+    if isinstance(value, list | tuple | Mapping):
+        return not value
+    if not isinstance(value, str):
+        return False
+    text = asciify(value)
+    box, _ = last_box(text)
+    read = box if box is not None else last_marked(text)
+    return _bare(text if read is None else read) in ("", "[]", "{}")
+
+
+def _bare(text: str) -> str:
+    text = bare(tidy(text).strip("$"))
+    return "".join(text.split()) if len(text) < 8 else text
+
+
+class RowFaults:
+    """Gathers the rows that some reward cannot be asked about.
+
+    Args:
+        checks: For each reward by name, what raises a `ScorerFault` for such a row.
+    """
+
+    def __init__(self, checks: Mapping[str, Check]) -> None:
+        self._checks = checks
+        self._rows = 0
+        self._faults: dict[str, list[str]] = {name: [] for name in checks}
+        self._counts: dict[str, int] = dict.fromkeys(checks, 0)
+
+    def note(self, label: str, columns: Mapping[str, Any]) -> bool:
+        """Look at one row, called `label` in messages; returns whether every reward can be asked about it."""
+        self._rows += 1
+        fine = True
+        task = Task("", dict(columns))
+        for name, check in self._checks.items():
+            try:
+                check(task)
+            except ScorerFault as fault:
+                fine = False
+                self._counts[name] += 1
+                if len(self._faults[name]) < _SHOWN:
+                    self._faults[name].append(f"{label}: {fault}")
+        return fine
+
+    def lines(self) -> list[str]:
+        """One line for each reward with such rows: how many, and the first of them with the cause."""
+        return [
+            f"reward {name!r} cannot score {count} of {self._rows} rows ({'; '.join(self._faults[name])}); "
+            "mend or remove them, map a column (data.columns), or name another in the reward's options"
+            for name, count in self._counts.items()
+            if count
+        ]
+
+    def refuse(self) -> None:
+        """Raise what was found.
+
+        Raises:
+            UserError: Some reward cannot score some row.
+        """
+        if found := self.lines():
+            raise UserError("data: " + "; ".join(found))
+
+
+def columns_check(names: Sequence[str]) -> Check:
+    """A check that a row has these columns and that each says something."""
+
+    def check(task: Task) -> None:
+        for name in names:
+            needed(task, name)
+
+    return check
+
+
+def row_problems(checks: Mapping[str, Check], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """The lines of `RowFaults` for rows by label."""
+    faults = RowFaults(checks)
+    for label, columns in rows:
+        faults.note(label, columns)
+    return faults.lines()
