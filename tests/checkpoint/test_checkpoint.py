@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 
+from slipstream.checkpoint.files import CHUNK_BYTES
 from slipstream.checkpoint.finding import newest_complete, prune, verify
 from slipstream.checkpoint.writing import write
 from slipstream.errors import UserError
@@ -32,6 +33,18 @@ def test_a_checkpoint_holds_its_files_and_their_digests(tmp_path):
         "model.bin": 5, "state/rng.bin": 3,
     }  # fmt: skip
     assert verify(path) == []
+
+
+@pytest.mark.parametrize("size", [CHUNK_BYTES, 2 * CHUNK_BYTES + 5])
+def test_a_file_of_several_chunks_is_verified_to_its_last_byte(tmp_path, size):
+    path = write(
+        tmp_path, 1, {"model.bin": lambda place: place.write_bytes(bytes(range(256)) * (-(-size // 256)))}
+    )
+    assert verify(path) == []
+    data = bytearray((path / "model.bin").read_bytes())
+    data[-1] ^= 1
+    (path / "model.bin").write_bytes(data)
+    assert "model.bin has digest" in verify(path)[0]
 
 
 def test_a_writer_may_write_a_folder(tmp_path):

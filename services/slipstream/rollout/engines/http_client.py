@@ -96,7 +96,7 @@ class HttpClient:
                 yield line
         except TimeoutError:
             raise HttpError(f"{self.base}{path}: no answer within {seconds:g} s") from None
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise HttpError(f"{self.base}{path}: {error or type(error).__name__}") from error
         finally:
             if writer is not None:
@@ -135,13 +135,15 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 
 async def _body_lines(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-    rest = b""
+    rest: list[bytes] = []  # joined once: an answer of many megabytes may be one line
     async for piece in _pieces(reader, headers):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if rest:
-        yield rest
+        first, *more = piece.split(b"\n")
+        rest.append(first)
+        for begun in more:
+            yield b"".join(rest) + b"\n"
+            rest = [begun]
+    if last := b"".join(rest):
+        yield last
 
 
 async def _pieces(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
