@@ -209,6 +209,13 @@ class RunFolder:
         if before.config is not None and self._step_bytes() == before.steps:
             self._write_config(before.config)
 
+    @property
+    def newest_attempt(self) -> Path:
+        """The folder of the newest attempt; that of all attempts where there was none."""
+        attempts = self.path / "attempts"
+        found = attempts.iterdir() if attempts.is_dir() else iter(())
+        return max(found, key=lambda path: (len(path.name), path.name), default=attempts)
+
     def _step_bytes(self) -> int:
         return self.steps.stat().st_size if self.steps.exists() else 0
 

@@ -12,6 +12,7 @@ HEAVY = {"torch", "transformers", "zmq", "redis", "vllm", "numpy", "datasets", "
 # What each part of common may import beside the standard library: its own libraries, and other parts.
 LIBRARIES = {
     "algo": {"torch"},
+    "attempt_end": set(),
     "checkpoint": {"msgspec", "xxhash"},
     "conditions": set(),
     "config": {"pydantic", "yaml"},

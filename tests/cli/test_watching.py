@@ -15,13 +15,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from slipstream.attempt_end import End, end_of, record_end
 from slipstream.cli import report as report_module
 from slipstream.cli import top as top_module
 from slipstream.cli.picture import View, picture, sparkline
 from slipstream.cli.report import page
 from slipstream.cli.reported import reported
 from slipstream.cli.series import per_step, thinned
-from slipstream.cli.state import Look, StepsFile
+from slipstream.cli.state import Look, StepsFile, without_ledger
 from slipstream.cli.status import _for_a_person
 from slipstream.cli.top import Watcher, rates_between
 from slipstream.errors import LedgerError
@@ -127,13 +128,15 @@ def test_samples_without_a_reward_are_those_of_all_groups(look):
     assert look.as_json()["unscored"] == {"timeout": 6}
 
 
-def test_what_the_learner_warns_of_is_shown_until_it_is_over(look):
+def test_what_the_learner_warns_of_is_shown_until_it_is_over(look, folder):
     cut = {"kind": "cut_off", "step": 5, "text": "raise max_new_tokens", "over": False}
     warned = replace(look, warnings=[cut])
     assert "raise max_new_tokens" in drawn(warned)
     assert "warning: raise max_new_tokens" in _for_a_person(warned)
     assert warned.as_json()["warnings"] == ["raise max_new_tokens"]
     assert replace(look, warnings=[cut, cut | {"over": True}]).concerns == []
+    append_line(folder.warnings, cut)
+    assert "Warning: raise max_new_tokens." in reported(folder, None, None, "")["lead"]
 
 
 def test_a_run_that_was_ended_from_outside_is_not_said_to_run(look, folder, state):
@@ -150,6 +153,28 @@ def test_a_run_that_was_ended_from_outside_is_not_said_to_run(look, folder, stat
     assert reported(folder, state, None, "", there=False)["sub"].startswith("stopped")
 
 
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (End(3, "learner: run halted: no signal"), "ended: learner: run halted: no signal"),
+        (End(1), "ended with exit code 1"),
+        (End(0), "was asked to stop"),
+    ],
+)
+def test_a_run_that_stopped_says_how_as_far_as_that_is_known(look, folder, end, says):
+    (folder.path / "attempts" / "000").mkdir()
+    assert end_of(folder) is None
+    record_end(folder, end)
+    assert says in _for_a_person(replace(look, members=[], held=False, end=end_of(folder)))
+
+
+def test_a_run_that_finished_while_somebody_watched_has_finished(look, folder):
+    """Its ledger goes within the second, so that a watcher misses its last word."""
+    (folder.path / "attempts" / "000").mkdir()
+    record_end(folder, End(0, finished=True))
+    assert without_ledger(look, folder).status == "finished"
+
+
 @pytest.mark.parametrize("changes", [{"members": []}, {"held": False}])
 def test_a_run_that_anybody_has_in_hand_runs(look, changes):
     """Roles on other hosts hold no folder here, and an `up` that begins has no members yet."""
@@ -158,10 +183,10 @@ def test_a_run_that_anybody_has_in_hand_runs(look, changes):
     assert ended.status == "finished"
 
 
-async def test_top_says_when_the_supervisor_it_watches_has_gone(look, monkeypatch):
+async def test_top_says_when_the_supervisor_it_watches_has_gone(look, folder, monkeypatch):
     monkeypatch.setattr(top_module, "EVERY_SECONDS", 0.0)
     asked, again = asyncio.Event(), asyncio.Event()
-    watcher = Watcher(FakeLedger(), look, gone=lambda: True)  # type: ignore[arg-type]
+    watcher = Watcher(FakeLedger(), look, lambda last: without_ledger(last, folder))  # type: ignore[arg-type]
 
     async def fails() -> Look:
         if asked.is_set():

@@ -106,6 +106,13 @@ def test_a_reward_without_signal_stops_the_run(stack, simulated, tmp_path):
     assert found is not None, last
     assert int(found[1]) > 20
     assert re.search(r"dropped \d+ \(\d+ tokens\) \[all_wrong \d+\]", run.audit())
+    assert re.search(r"^dropped      \d+ groups \(all_wrong \d+\)", run.text, re.M)
+    told = [sys.executable, "-m", "slipstream.cli.main", "status", str(run.folder)]
+    status = subprocess.run(told, capture_output=True, check=True, text=True, timeout=90).stdout
+    assert ": stopped, step 0" in status
+    assert re.search(
+        r"nobody is there: it ended: learner: run halted: 0 of the last \d+ groups carry signal", status
+    )
     run.assert_gone()
 
 

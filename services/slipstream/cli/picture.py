@@ -71,7 +71,9 @@ def _head(look: Look, away: bool) -> RenderableType:
     state = look.state
     colours = {"running": _GOOD, "paused": _WARM, "finished": _ACCENT, STOPPED: _BAD}
     colour = _BAD if away else colours[look.status]
-    status = f"{look.status} when last heard of" if away and look.status != STOPPED else look.status
+    status = (
+        f"{look.status} when last heard of" if away and look.status in ("running", "paused") else look.status
+    )
     grid = Table.grid(expand=True)
     grid.add_column()
     grid.add_column(justify="right")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli.series import MOST_POINTS, per_step, thinned
-from slipstream.cli.state import newest_evaluations, status_of
+from slipstream.cli.state import newest_evaluations, open_concerns, status_of
 from slipstream.cli.status import duration
 from slipstream.ledger.counts import by_reason
 from slipstream.run_folder import RunFolder, line_of_descent, read_lines
@@ -44,13 +44,13 @@ def reported(
         there: Whether the run is in anybody's hands.
     """
     steps = line_of_descent(read_lines(folder.steps))
-    evaluations = read_lines(folder.evaluations)
+    evaluations, warnings = read_lines(folder.evaluations), read_lines(folder.warnings)
     bound = state.terms.max_staleness if state else 0
     rewards = [step["reward"] for step in steps]
     return {
         "run": folder.name,
         "sub": _sub(steps, state, there),
-        "lead": _lead(steps),
+        "lead": " ".join([_lead(steps), *(f"Warning: {text}." for text in open_concerns(warnings))]),
         "made": time.strftime("%Y-%m-%d %H:%M"),
         "release": _release(),
         "bound": bound,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 from pathlib import Path
 
+from slipstream.attempt_end import End, record_end
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks.listing import PLAIN, REACHING, problems
 from slipstream.cli.going_on import recorded_config, refuse_another_run, tell_going_on
@@ -71,11 +73,11 @@ def role(options: argparse.Namespace) -> int:
     more = config.learner.checkpoint.stop_seconds if options.role == "learner" else 0.0
     if options.role == "learner" and (ranks := ranks_to_start(config)):
         code = launch(ranks, sys.argv[1:], config.supervisor.drain_seconds + more)
-        return _ended(code, folder, before)
+        return _ended(End(code), folder, before)
     code = run_process(
         _service(options.role, name, config, folder), config.supervisor.drain_seconds, save_seconds=more
     )
-    exit_now(_ended(code, folder, before))
+    exit_now(_ended(End(code), folder, before))
     return code
 
 
@@ -101,11 +103,15 @@ def fetch(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _ended(code: int, folder: RunFolder, before: Before | None) -> int:
-    """The exit code of an attempt; one that was refused leaves the config of the attempt before it to go on with."""
-    if code == EXIT_USER and before is not None:
+def _ended(end: End, folder: RunFolder, before: Before | None) -> int:
+    """The exit code of an attempt, noted in its folder; one that was refused leaves the config of the attempt before
+    it to go on with."""
+    if before is not None:
+        with contextlib.suppress(OSError):  # a full disk may be why it ends
+            record_end(folder, end)
+    if end.code == EXIT_USER and before is not None:
         folder.take_back(before)
-    return code
+    return end.code
 
 
 def _supervise(config: Config, warnings: list[str], asked: str) -> int:
@@ -143,7 +149,7 @@ def _supervise(config: Config, warnings: list[str], asked: str) -> int:
             log.info("to go on: slipstream resume %s", folder.path)
         if cause:
             log.error("the run ended: %s", cause)  # once more, so that it stands last
-        code = _ended(fault or outcome, folder, before)
+        code = _ended(End(fault or outcome, cause, finished), folder, before)
     return code
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from slipstream.attempt_end import End, end_of
 from slipstream.run_folder import RunFolder, line_of_descent, read_lines
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ class StepsFile:
 
 @dataclass(frozen=True)
 class Look:
-    """A run at one moment. `held` says whether somebody's `up` has the run in hand."""
+    """A run at one moment. `held` says whether an `up` has it in hand, `end` how its newest attempt ended."""
 
     name: str
     folder: Path
@@ -58,17 +61,17 @@ class Look:
     members: list[MemberInfo]
     warnings: list[dict[str, Any]] = field(default_factory=list)
     held: bool = True
+    end: End | None = None
 
     @property
     def status(self) -> str:
-        """The ledger's word, but `stopped` for a run that was ended from outside before it had finished."""
+        """The ledger's word, but `stopped` for a run that has not finished and that nobody has in hand."""
         return status_of(self.state, self.held or bool(self.members))
 
     @property
     def concerns(self) -> list[str]:
         """What the learner says is wrong with the run now."""
-        newest = {record["kind"]: record for record in self.warnings}
-        return [record["text"] for record in newest.values() if not record["over"]]
+        return open_concerns(self.warnings)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -163,6 +166,7 @@ async def look_at(
         members=await live_members(folder, ledger),
         warnings=read_lines(folder.warnings),
         held=folder.held_elsewhere,
+        end=end_of(folder),
     )
 
 
@@ -171,9 +175,22 @@ async def live_members(folder: RunFolder, ledger: Ledger) -> list[MemberInfo]:
     return [] if folder.held_here else await ledger.members()
 
 
+def without_ledger(look: Look, folder: RunFolder) -> Look:
+    """The last look, with what the folder of an ended run says of its end."""
+    end = end_of(folder)
+    state = msgspec.structs.replace(look.state, status="finished") if end and end.finished else look.state
+    return replace(look, members=[], held=False, end=end, state=state)
+
+
 def status_of(state: RunState, there: bool) -> str:
-    """The ledger's word; but where nobody is there, a run that has not finished was ended from outside."""
+    """The ledger's word; but of a run that was killed or halted before its end nobody told it."""
     return state.status if there or state.status == "finished" else STOPPED
+
+
+def open_concerns(warnings: Sequence[dict[str, Any]]) -> list[str]:
+    """Of the lines of warnings.jsonl the texts of those that are not over."""
+    newest = {record["kind"]: record for record in warnings}
+    return [record["text"] for record in newest.values() if not record["over"]]
 
 
 def newest_evaluations(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -62,8 +62,13 @@ def _for_a_person(look: Look) -> str:
 
 
 def stopped(look: Look) -> str:
-    """What a stop means and how to go on."""
-    return f"nobody is there: it was ended from outside; to go on: slipstream resume {look.folder}"
+    """How the run came to stop, and how to go on."""
+    if look.end is None:
+        how = "was ended from outside"
+    else:
+        code, cause, _ = look.end
+        how = f"ended: {cause}" if cause else f"ended with exit code {code}" if code else "was asked to stop"
+    return f"nobody is there: it {how}; to go on: slipstream resume {look.folder}"
 
 
 def duration(seconds: float) -> str:

@@ -11,7 +11,6 @@ import termios
 import time
 import tty
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,7 +18,7 @@ from rich.live import Live
 
 from slipstream.cli.looking import open_ledger
 from slipstream.cli.picture import View, picture
-from slipstream.cli.state import Look, StepsFile, look_at
+from slipstream.cli.state import Look, StepsFile, look_at, without_ledger
 from slipstream.config.load import load_recorded
 from slipstream.errors import EXIT_OK, LedgerError, UserError
 
@@ -53,7 +52,11 @@ async def _top(run: str, console: Console, once: bool) -> None:
             with console.status("waiting for the learner to open the run"):
                 await ledger.state(wait_s=OPEN_SECONDS)
         embedded = config.redis.url is None
-        watcher = Watcher(ledger, await look(), gone=lambda: embedded and not folder.in_use)
+
+        def alone(look: Look) -> Look:
+            return without_ledger(look, folder) if embedded and not folder.in_use else look
+
+        watcher = Watcher(ledger, await look(), alone)
         if once:
             console.print(picture(watcher.view(), console.width))
             return
@@ -77,17 +80,17 @@ class Watcher:
     Args:
         ledger: The run's.
         look: The first.
-        gone: Whether nobody can have the run in hand any more; asked when its ledger does not answer.
+        alone: What the last look becomes when the ledger does not answer: the run may have ended.
 
     Attributes:
         over: Whether `q` was pressed.
         note: What the last key did.
     """
 
-    def __init__(self, ledger: Ledger, look: Look, gone: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, ledger: Ledger, look: Look, alone: Callable[[Look], Look] = lambda look: look) -> None:
         self._ledger = ledger
         self._look = look
-        self._gone = gone
+        self._alone = alone
         self._rates: dict[str, dict[str, float]] = {}
         self._ask = ""
         self._away = ""
@@ -102,8 +105,7 @@ class Watcher:
                 self.show(await look())
             except LedgerError as error:
                 self._away = f"no answer from the ledger since {time.strftime('%H:%M:%S')}: {error}"
-                if self._gone():
-                    self._look = replace(self._look, members=[], held=False)
+                self._look = self._alone(self._look)
 
     def show(self, look: Look) -> None:
         """Take in a new look."""
