@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.config.services import TelemetrySection
+from slipstream.config.telemetry import TelemetrySection
 from slipstream.errors import UserError
 from slipstream.telemetry import sinks as sinks_module
 from slipstream.telemetry.samples import Sampled, is_sent

@@ -6,6 +6,7 @@ from slipstream.config import data as d
 from slipstream.config import services as s
 from slipstream.config.base import Section, sub
 from slipstream.config.objective import ObjectiveSection
+from slipstream.config.telemetry import TelemetrySection
 
 
 class Config(Section):
@@ -29,4 +30,4 @@ class Config(Section):
     redis: s.RedisSection = sub(s.RedisSection, "the ledger's server")
     network: s.NetworkSection = sub(s.NetworkSection, "sockets")
     supervisor: s.SupervisorSection = sub(s.SupervisorSection, "process supervision")
-    telemetry: s.TelemetrySection = sub(s.TelemetrySection, "logs")
+    telemetry: TelemetrySection = sub(TelemetrySection, "logs")

@@ -259,28 +259,3 @@ class SupervisorSection(Section):
     window_seconds: float = setting(300.0, "window of the restart limit, seconds", gt=0)
     backoff_seconds: float = setting(0.5, "first pause before a restart, doubled each time, seconds", gt=0)
     drain_seconds: float = setting(4.0, "time between SIGTERM and SIGKILL, seconds", gt=0)
-
-
-class TelemetrySection(Section):
-    """Logs, and what is kept and sent for people to look at."""
-
-    log_format: Literal["auto", "human", "json"] = setting("auto", "auto is human on a terminal, else json")
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe line shown")
-    samples_per_step: int = setting(4, "samples of each step kept for the report; 0 keeps none", ge=0, le=64)
-    samples_mb: float = setting(
-        16.0,
-        "most MiB of them in the run's folder; older ones are thinned out",
-        acts=unless("samples_per_step", 0),
-        gt=0,
-    )
-    tensorboard: bool = setting(
-        False, "also write steps, evaluations and samples as TensorBoard events (extra: tensorboard)"
-    )
-    wandb: str | None = setting(
-        None, "also send steps, evaluations and samples to this Weights & Biases project (extra: wandb)"
-    )
-    otlp_endpoint: str | None = setting(
-        None,
-        "send a trace of each ticket's life (admit, generate, score, store, train) to this OTLP endpoint, such as "
-        "http://localhost:4318 (extra: otel)",
-    )

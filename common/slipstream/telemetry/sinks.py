@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
-from slipstream.config.services import TelemetrySection
+from slipstream.config.telemetry import TelemetrySection
 from slipstream.errors import UserError, install
 from slipstream.telemetry.samples import Sampled
 
