@@ -9,6 +9,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class Supervisor:
         self._url = config.redis.url or ""
         self._children: dict[str, Child] = {}
         self._outcome: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watchers: dict[str, asyncio.Task[None]] = {}
         self._held = AsyncExitStack()
 
     async def run(self, life: Life) -> int:
@@ -68,7 +69,9 @@ class Supervisor:
             code = await self._fetch_model(life)
             if code is not None:
                 return code
-            await (self._start_valkey(socket) if socket else self._check_server())
+            code = await self._unless_over(life, self._start_valkey(socket) if socket else self._check_server())
+            if code is not None:
+                return code
             self._make_keys()
             specs = self._role_specs()
             log.info("starting %s; each says when it is ready", ", ".join(spec.name for spec in specs))
@@ -81,6 +84,19 @@ class Supervisor:
             if socket is not None:
                 socket.remove()
             segments.sweep(segments.SHM)
+
+    async def _unless_over(self, life: Life, work: Coroutine[None, None, None]) -> int | None:
+        """Do what comes before the roles; an exit code where a stop, or the final end of a child, comes first."""
+        task, stop = asyncio.ensure_future(work), asyncio.create_task(life.wait_for_stop())
+        try:
+            await asyncio.wait({task, stop, self._outcome}, return_when=asyncio.FIRST_COMPLETED)
+            if self._outcome.done():
+                return self._outcome.result()
+            return task.result() if task.done() else EXIT_OK
+        finally:
+            for each in (task, stop):
+                each.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
 
     def _make_keys(self) -> None:
         """The key that the run's processes know each other by; a run that goes on keeps its own.
@@ -137,7 +153,7 @@ class Supervisor:
 
     async def _start(self, spec: ProcessSpec, echo: Echo | None = to_stderr) -> None:
         self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
-        self._watchers.append(asyncio.create_task(self._keep_alive(spec, echo), name=f"keep:{spec.name}"))
+        self._watchers[spec.name] = asyncio.create_task(self._keep_alive(spec, echo), name=f"keep:{spec.name}")
 
     async def _keep_alive(self, spec: ProcessSpec, echo: Echo | None) -> None:
         """Restart one process for as long as its budget lasts; its final end decides the run's outcome."""
@@ -161,7 +177,10 @@ class Supervisor:
                 return self._decide(EXIT_FAULT, f"{spec.name} ended ({_how(code)}) too often: {_said(child)}")
             log.warning("%s ended (%s): starting it again in %.1f s", spec.name, _how(code), pause)
             await asyncio.sleep(pause)
-            self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
+            try:
+                self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
+            except OSError as error:  # the host is out of processes or descriptors: as if it had died again
+                log.warning("%s cannot be started: %s", spec.name, error)
 
     async def _run_finished(self) -> bool:
         """Whether the learner ended because the run has: it also ends with 0 when somebody asked it to."""
@@ -179,31 +198,37 @@ class Supervisor:
 
     async def _watch_until_over(self, life: Life) -> int:
         stop = asyncio.create_task(life.wait_for_stop())
-        await asyncio.wait({stop, self._outcome, *self._watchers}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stop, self._outcome, *self._watchers.values()}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
-        for watcher in self._watchers:
+        for watcher in self._watchers.values():
             if watcher.done():
                 watcher.result()  # a fault of the supervisor's own is never swallowed
         return self._outcome.result() if self._outcome.done() else EXIT_OK
 
     async def _stop_all(self) -> None:
-        """Generators first, the ledger last: each role can still say goodbye to those it depends on."""
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        """The ledger last, and started again until then: each role can still say goodbye to it."""
+        keeps_valkey = self._watchers.pop("valkey", None)
+        await _cancelled(*self._watchers.values())
         drain, more = self._config.supervisor.drain_seconds, self._config.learner.checkpoint.stop_seconds
-        valkey = self._children.pop("valkey", None)
-        times = {name: drain + more if name == "learner" else drain for name in self._children}
-        await asyncio.gather(*(child.stop(times[name]) for name, child in self._children.items()))
+        roles = {name: child for name, child in self._children.items() if name != "valkey"}
+        times = {name: drain + more if name == "learner" else drain for name in roles}
+        await asyncio.gather(*(child.stop(times[name]) for name, child in roles.items()))
         if self._watchers:  # else no role was started
             with contextlib.suppress(LedgerError):
                 async with await self._connect() as ledger:
                     self.counts = await ledger.counts()
-        if valkey is not None:
-            await valkey.stop(drain)
+        if keeps_valkey is not None:
+            await _cancelled(keeps_valkey)
+            await self._children["valkey"].stop(drain)
 
     def _log_file(self, name: str) -> Path:
         return self._folder.logs / f"{name}.log"
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _log_format(config: Config) -> str:

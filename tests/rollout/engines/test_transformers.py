@@ -36,6 +36,8 @@ async def test_death_of_the_thread_reaches_every_reader(
     assert all(isinstance(error, SlipstreamError) and "no room" in str(error) for error in results)
     with pytest.raises(SlipstreamError, match="no room"):
         await transformers_bench.engine.swap(transformers_bench.weights(2))
+    with pytest.raises(SlipstreamError, match="no room"):
+        transformers_bench.engine.check_running()
 
 
 async def test_swap_that_the_thread_dies_of_is_told_and_released(
