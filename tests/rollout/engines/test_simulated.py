@@ -119,7 +119,7 @@ def test_death_of_the_loop_reaches_every_reader() -> None:
                 pass
         with pytest.raises(SlipstreamError, match="died"):
             await engine.swap(Weights(2))
-        with pytest.raises(SlipstreamError, match="died.*ValueError"):
+        with pytest.raises(SlipstreamError, match=r"died.*ValueError"):
             engine.check_running()
         await engine.close()
 
