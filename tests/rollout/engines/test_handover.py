@@ -81,6 +81,7 @@ def test_weights_are_checked_against_the_folder_before_anything_is_touched(tmp_p
         ({}, "lack tensor 'a'"),
         ({"a": ARRAYS["b"]}, r"shape \[5\] instead of \[2, 3\]"),
         (head, "'lm_head.weight' is no part of this model"),
+        ({"a": ARRAYS["a"].astype(np.int8)}, "'a' has type int8, which is no float"),
     ]:
         with pytest.raises(WeightsError, match=words):
             check_weights(SimpleNamespace(tensors=tensors), expected, tied_head=False)

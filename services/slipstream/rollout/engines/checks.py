@@ -44,7 +44,7 @@ def check_weights(weights: ServedWeights, expected: Mapping[str, tuple[int, ...]
         tied_head: The output head is the embedding, so that it may come along or not.
 
     Raises:
-        WeightsError: Names the first tensor that is missing, unknown or of another shape.
+        WeightsError: Names the first tensor that is missing, unknown, of another shape or no float.
     """
     optional = {"lm_head.weight"} if tied_head else set()
     for name in [*expected, *weights.tensors]:
@@ -57,3 +57,6 @@ def check_weights(weights: ServedWeights, expected: Mapping[str, tuple[int, ...]
         if weights.tensors[name].shape != expected[name]:
             found, wanted = list(weights.tensors[name].shape), list(expected[name])
             raise WeightsError(f"tensor {name!r} has shape {found} instead of {wanted}")
+        # bfloat16 comes as uint16
+        if (kind := weights.tensors[name].dtype).kind != "f" and kind.name != "uint16":
+            raise WeightsError(f"tensor {name!r} has type {kind}, which is no float")

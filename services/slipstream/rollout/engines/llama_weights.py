@@ -131,8 +131,8 @@ def read_weights(tensors: Mapping[str, Tensor], shape: LlamaShape) -> LlamaWeigh
         # tied: always the embedding, for a head that came along could be of an older version
         head=embedding if shape.tied else take("lm_head.weight", shape.vocab, shape.hidden),
     )
-    if unknown := [name for name in tensors if name not in take.taken | {"lm_head.weight"}]:
-        raise WeightsError(f"tensor {unknown[0]!r} is no part of this model")
+    if unknown := tensors.keys() - take.taken - {"lm_head.weight"}:
+        raise WeightsError(f"tensor {min(unknown)!r} is no part of this model")
     return weights
 
 
