@@ -106,7 +106,8 @@ time.sleep(1000)
 """
     stack.socket.answers.set()
     running = asyncio.create_task(stack.supervisor.run(stack.life))
-    await until(lambda: (stack.folder / "role").exists() and (stack.folder / "starts").exists())
+    starts = stack.folder / "starts"
+    await until(lambda: (stack.folder / "role").exists() and starts.exists() and starts.read_text())
     stack.life.stop()
     assert await asyncio.wait_for(running, 50) == EXIT_OK
     assert (stack.folder / "saved").exists()
