@@ -124,3 +124,76 @@ async def test_arrivals_end_with_the_stop_and_what_comes_later_stays_with_its_se
 def test_members_are_known_by_their_fields():
     """The site's peers come from the ledger's members; a field that is renamed there must fail here."""
     assert {"id", "endpoint", "incarnation"} <= set(MemberInfo.__struct_fields__)
+
+
+class _State:
+    def __init__(self, status: str) -> None:
+        self.status = status
+
+
+class RunLedger(FakeLedger):
+    """A ledger whose run is in each of these states in turn, the last one for good."""
+
+    def __init__(self, *states: str) -> None:
+        super().__init__()
+        self.states = list(states)
+        self.asked = 0
+
+    async def state(self) -> _State:
+        self.asked += 1
+        if len(self.states) > 1:
+            return _State(self.states.pop(0))
+        return _State(self.states[0])
+
+
+@pytest.fixture
+def paced(monkeypatch):
+    """Beats that let others have their turn, where there is no end to them."""
+    monkeypatch.setattr(site_module, "HEARTBEAT_SECONDS", 0.001)
+
+
+async def lived(ledger: RunLedger, with_run: bool = True, seconds: float = 0.5) -> bool:
+    """Whether the service ended by itself, in order, within the time."""
+    ends: list[str] = []
+    life = Life(on_end=lambda: ends.append("watched"), with_run=with_run)
+
+    async def service() -> None:
+        async with AsyncExitStack() as stack:
+            await site_of(life, stack, ledger).join()
+            life.drains()
+            await life.wait_for_stop()
+            ends.append("drained")
+
+    try:
+        await asyncio.wait_for(life.run(service()), seconds)
+    except TimeoutError:
+        return False
+    assert ends == ["watched", "drained"]
+    assert ledger.left == ["rollout-0"]
+    return True
+
+
+@pytest.mark.usefixtures("paced")
+async def test_a_process_that_nobody_watches_ends_with_its_run():
+    assert await lived(RunLedger("running", "paused", "finished"))
+
+
+@pytest.mark.usefixtures("paced")
+@pytest.mark.parametrize("states", [("running",), ("running", "paused")])
+async def test_a_run_that_goes_on_or_pauses_ends_no_process(states):
+    assert not await lived(RunLedger(*states), seconds=0.1)
+
+
+@pytest.mark.usefixtures("paced")
+async def test_a_process_that_came_before_the_learner_waits_for_it_to_take_an_ended_run_up(monkeypatch):
+    assert not await lived(RunLedger("finished"), seconds=0.1)
+    assert await lived(RunLedger("finished", "finished", "running", "finished"))
+    monkeypatch.setattr(site_module, "OPEN_SECONDS", 0.05)
+    assert await lived(RunLedger("finished")), "nobody took it up"
+
+
+@pytest.mark.usefixtures("paced")
+async def test_a_process_that_somebody_watches_is_ended_by_them():
+    ledger = RunLedger("running", "finished")
+    assert not await lived(ledger, with_run=False, seconds=0.1)
+    assert ledger.asked == 0

@@ -25,9 +25,18 @@ class Life:
 
     Args:
         on_failure: Told what ends the service, before the rest is taken down.
+        on_end: Told that the service ends by itself, so that somebody watches its time.
+        with_run: Whether the process ends by itself once its run has ended; nobody else then ends it.
     """
 
-    def __init__(self, on_failure: Callable[[BaseException], None] = lambda error: None) -> None:
+    def __init__(
+        self,
+        on_failure: Callable[[BaseException], None] = lambda error: None,
+        on_end: Callable[[], None] = lambda: None,
+        with_run: bool = False,
+    ) -> None:
+        self.with_run = with_run
+        self._on_end = on_end
         self._stopping = asyncio.Event()
         self._tasks: dict[asyncio.Task[Any], str] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -51,6 +60,12 @@ class Life:
         if self._story is not None and (at_once or not self._drains) and not self._story.done():
             self._cut_off = True
             self._story.cancel()
+
+    def end(self) -> None:
+        """End the service in order, as a signal would, because there is nothing left for it to do."""
+        if not self.stopping:
+            self._on_end()
+            self.stop()
 
     def closing(self) -> None:
         """Say that the service takes itself apart: what its background tasks wait for may end now."""

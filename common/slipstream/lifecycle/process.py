@@ -20,7 +20,9 @@ _PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "SLIPSTREAM_PARENT"
 
 
-def run_process(service: Service, drain_seconds: float = 4.0, save_seconds: float = 0.0) -> int:
+def run_process(
+    service: Service, drain_seconds: float = 4.0, save_seconds: float = 0.0, with_run: bool = False
+) -> int:
     """Run a service to its end; returns the exit code, as named in `slipstream.errors`.
 
     Work that still runs in threads is not waited for.
@@ -29,11 +31,12 @@ def run_process(service: Service, drain_seconds: float = 4.0, save_seconds: floa
         service: What the process does.
         drain_seconds: Longest time between its stop, or a fault, and its end.
         save_seconds: More time for a stop that somebody asked for, to save what was reached.
+        with_run: End with 0 once the run has ended, for a process that nobody watches.
     """
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_guarded(service, drain_seconds, save_seconds))
+        return loop.run_until_complete(_guarded(service, drain_seconds, save_seconds, with_run))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         asyncio.set_event_loop(None)
@@ -82,9 +85,13 @@ class _Deadline:
         exit_now(code)
 
 
-async def _guarded(service: Service, drain_seconds: float, save_seconds: float) -> int:
+async def _guarded(service: Service, drain_seconds: float, save_seconds: float, with_run: bool) -> int:
     deadline = _Deadline(drain_seconds)
-    life = Life(on_failure=lambda error: deadline.start(*_verdict(error)))
+    life = Life(
+        on_failure=lambda error: deadline.start(*_verdict(error)),
+        on_end=lambda: deadline.start(EXIT_FAULT, "drain"),
+        with_run=with_run,
+    )
     _install_signals(life, deadline, save_seconds)
     try:
         await life.run(service(life))

@@ -17,7 +17,7 @@ from slipstream.config.schema import Config
 from slipstream.config.secrets import redis_password
 from slipstream.errors import LedgerError, UserError
 from slipstream.ledger.client import Ledger
-from slipstream.ledger.records import Member, MemberExpired
+from slipstream.ledger.records import Member, MemberExpired, RunNotOpen
 from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.life import Life
 from slipstream.telemetry import tracing
@@ -60,6 +60,10 @@ class Site:
         self._senders: dict[str, Sender] = {}
         self._receivers: list[Receiver] = []
         self._heard: float | None = None
+        self._ran, self._since = (
+            False,
+            time.monotonic(),
+        )  # whether the run went on while we were here; since when we are
         self.ledger: Ledger
 
     async def open_ledger(self) -> None:
@@ -178,6 +182,9 @@ class Site:
                 detail = {**self._metrics.detail(), **self._note()}
                 await self.ledger.heartbeat(self.name, self._served(), detail)
                 self._heard = time.monotonic()
+                if self._life.with_run and await self._run_has_ended():
+                    log.info("the run has ended, and this process with it")
+                    self._life.end()
             except MemberExpired:
                 # We were stopped or cut off for longer than a lease; what we held has gone to others.
                 log.warning("the lease ran out: joining again")
@@ -186,6 +193,19 @@ class Site:
                 await self._enter()
             # only generators tell something that others wait for; the rest keep a lease of 15 s
             await self._life.pause(HEARTBEAT_SECONDS if self._serves else 3 * HEARTBEAT_SECONDS)
+
+    async def _run_has_ended(self) -> bool:
+        """Whether nothing is left to do here.
+
+        A run that had ended before this process came may be taken up again; its learner has as long for that as for
+        opening a run.
+        """
+        try:
+            ended = (await self.ledger.state()).status == "finished"
+        except RunNotOpen:
+            return False
+        self._ran |= not ended
+        return ended and (self._ran or time.monotonic() - self._since > OPEN_SECONDS)
 
     async def _follow_peers(self, sender: Sender, role: str) -> None:
         while not self._life.stopping:

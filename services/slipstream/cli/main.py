@@ -112,6 +112,11 @@ def _add_running(commands: Commands[argparse.ArgumentParser]) -> None:
         default=None,
         help="name of this process; {host} in it is this host's name; default is its role",
     )
+    role.add_argument(
+        "--stay",
+        action="store_true",
+        help="wait on when the run has ended, where whoever started it starts it again when it ends, as Kubernetes",
+    )
     _overrides_argument(role)
     role.set_defaults(command=run.role)
 

@@ -74,8 +74,13 @@ def role(options: argparse.Namespace) -> int:
     if options.role == "learner" and (ranks := ranks_to_start(config)):
         code = launch(ranks, sys.argv[1:], config.supervisor.drain_seconds + more)
         return _ended(End(code), folder, before)
+    # the learner ends by itself, and `up` ends the others
+    alone = options.role != "learner" and PARENT_VARIABLE not in os.environ
     code = run_process(
-        _service(options.role, name, config, folder), config.supervisor.drain_seconds, save_seconds=more
+        _service(options.role, name, config, folder),
+        config.supervisor.drain_seconds,
+        save_seconds=more,
+        with_run=alone and not options.stay,
     )
     exit_now(_ended(End(code), folder, before))
     return code

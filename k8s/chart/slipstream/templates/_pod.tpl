@@ -120,7 +120,7 @@ topologySpreadConstraints:
   {{- with index . 3 }}
   command: {{- toYaml . | nindent 4 }}
   {{- end }}
-  args: [run, {{ $role }}, --config, /etc/slipstream/config.yaml, --name, $(POD_NAME)]
+  args: [run, {{ $role }}, --config, /etc/slipstream/config.yaml, --name, $(POD_NAME){{ if ne $role "learner" }}, --stay{{ end }}]
   workingDir: /work
   env: {{- include "slipstream.env" (list $root $role $values) | nindent 4 }}
   {{- with $root.Values.envFrom }}
