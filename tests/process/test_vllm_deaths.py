@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import psutil
@@ -52,13 +51,15 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vllm
     await made.close()
 
 
-def kill(who: str) -> int:
-    """SIGKILL to the processes of that name; returns how many there were."""
-    below = psutil.Process().children(recursive=True)
-    found = [each for each in below if f"VLLM::{who}" in each.name() + " ".join(each.cmdline())]
-    for each in found:
-        os.kill(each.pid, signal.SIGKILL)
-    return len(found)
+def kill(who: str, but: Collection[int] = ()) -> set[int]:
+    """SIGKILL to the processes of that name; returns which they were."""
+    killed = set()
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if f"VLLM::{who}" in each.name() + " ".join(each.cmdline()) and each.pid not in but:
+                each.kill()
+                killed.add(each.pid)
+    return killed
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -134,9 +135,10 @@ async def test_a_death_over_new_weights_brings_vllm_back_with_them(engine: Any, 
 
 async def test_a_death_while_it_is_started_again_is_one_more(engine: Any):
     served, first = engine.version, engine._core
-    assert kill("Worker")
+    killed = kill("Worker")
+    assert killed
     await until(lambda: engine.version is None)
-    await until(lambda: kill("Worker"))
+    await until(lambda: kill("Worker", killed))  # a dead one has its name until it is waited for
     assert await versions(engine, "after two deaths") == {served}
     assert engine._core is not first
     assert len(engine._deaths) >= 2
