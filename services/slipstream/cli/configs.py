@@ -6,9 +6,11 @@ import argparse
 import json
 import sys
 
-from slipstream.cli.checks.listing import problems
+from slipstream.cli.checks.deep import look_deep
+from slipstream.cli.checks.listing import DEEP, NOT_PLAIN, REACHING, problems
 from slipstream.config.load import load_config
 from slipstream.config.reference import markdown
+from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, ConfigError
 
@@ -18,13 +20,22 @@ def validate(options: argparse.Namespace) -> int:
     config, warnings = load_config(options.config, options.overrides)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)  # noqa: T201
-    if wrong := problems(config):
+    wrong, shown = problems(config), []
+    if options.deep and not wrong:  # what is wrong already would only be said again, more slowly
+        wrong = [*missing_parts(config), *problems(config, (*REACHING, *DEEP))]
+        if not wrong:
+            wrong, shown = look_deep(config)
+    for line in shown:
+        print(line)  # noqa: T201
+    if wrong:
         raise ConfigError(wrong, options.config)
     batch = config.batch.groups * config.batch.group_size
     print(  # noqa: T201
         f"{options.config}: ok; {config.model.source}, {batch} samples a step, "
         f"recipe {config.objective.recipe}, max_staleness {config.staleness.max_staleness}"
     )
+    if not options.deep:
+        print("not looked at without --deep: " + NOT_PLAIN)  # noqa: T201
     return EXIT_OK
 
 

@@ -177,6 +177,11 @@ def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
 def _add_config(commands: Commands[argparse.ArgumentParser]) -> None:
     validate = _command(commands, "validate", "check a config without starting anything", _CONFIG)
     _config_arguments(validate)
+    validate.add_argument(
+        "--deep",
+        action="store_true",
+        help="also what needs torch; shows three prompts and what their rewards say of the gold answer",
+    )
     validate.set_defaults(command=configs.validate)
 
     plan = _command(commands, "plan", "predict speed, ages and memory, and suggest settings", cli_plan.ABOUT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from slipstream.cli.checks import data, engine, model, places, rewards
+from slipstream.cli.checks import data, deep, engine, model, places, rewards
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 
@@ -34,6 +34,12 @@ PLAIN: tuple[Check, ...] = (
 )
 # No torch either, but they reach out: `up` and `validate --deep` ask.
 REACHING: tuple[Check, ...] = (places.upload_rights,)
+# They load torch, or fetch; `validate --deep` asks, and the roles themselves when they start.
+NOT_PLAIN = (
+    "the device and its dtypes, rights at learner.checkpoint.upload, a reference that is not here yet, all rows with "
+    "the tokenizer, and three prompts with their rewards"
+)
+DEEP: tuple[Check, ...] = (deep.device, deep.reference)
 
 
 def problems(config: Config, checks: Sequence[Check] = PLAIN) -> list[str]:
