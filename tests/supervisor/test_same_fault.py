@@ -41,9 +41,9 @@ async def end_of(tmp_path: Path, program: str, *arguments: str) -> tuple[int, st
     try:
         code = await asyncio.wait_for(supervisor._outcome, 100)
     finally:
-        for watcher in supervisor._watchers:
+        for watcher in supervisor._watchers.values():
             watcher.cancel()
-        await asyncio.gather(*supervisor._watchers, return_exceptions=True)
+        await asyncio.gather(*supervisor._watchers.values(), return_exceptions=True)
     return code, supervisor.cause
 
 

@@ -157,7 +157,7 @@ class Supervisor:
 
     async def _keep_alive(self, spec: ProcessSpec, echo: Echo | None) -> None:
         """Restart one process for as long as its budget lasts; its final end decides the run's outcome."""
-        budget = RestartBudget(self._config.supervisor)
+        budget, began = RestartBudget(self._config.supervisor), True
         while True:
             child, started = self._children[spec.name], time.monotonic()
             code = await child.wait()
@@ -167,7 +167,10 @@ class Supervisor:
             if code in _FINAL_CODES and not spec.foreign:
                 return self._decide(code, f"{spec.name}: {_said(child)}")
             now = time.monotonic()
-            if budget.hopeless(_said(child) if code > 0 else None, now - started) and not spec.foreign:
+            if (
+                budget.hopeless(_said(child) if code > 0 and began else None, now - started)
+                and not spec.foreign
+            ):
                 return self._decide(
                     EXIT_FAULT,
                     f"{spec.name} ended {SAME_FAULTS} times in a row with the same fault: {_said(child)}",
@@ -179,8 +182,10 @@ class Supervisor:
             await asyncio.sleep(pause)
             try:
                 self._children[spec.name] = await Child.start(spec, self._log_file(spec.name), echo)
+                began = True
             except OSError as error:  # the host is out of processes or descriptors: as if it had died again
                 log.warning("%s cannot be started: %s", spec.name, error)
+                began = False
 
     async def _run_finished(self) -> bool:
         """Whether the learner ended because the run has: it also ends with 0 when somebody asked it to."""
