@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from slipstream.cli.main import main
+from slipstream.config import packages
 from slipstream.errors import EXIT_OK, EXIT_USER
 from slipstream.supervisor import supervisor
 
@@ -98,6 +99,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
         "rollout.engine.options: endpoints: 'x' is no http:// or https:// URL",
     ),
     ({"run__root": "rows.jsonl"}, "run.root 'rows.jsonl'"),
+    ({"network__keys": "nowhere"}, "network.keys 'nowhere': no curve.key there; make one: slipstream keys nowhere"),
+    ({"weights__transport": "file"}, "weights.transport file needs weights.folder"),
     ({"data__columns": {"prompt": "question"}}, "rows.jsonl:1: data.columns.prompt=question, but its columns are"),
     ({"data__user_turn": "{question}"}, "data.user_turn: '{question}' does not fit"),
     ({"data__template": "bare"}, "data.template: 'bare'"),
@@ -225,3 +228,42 @@ def test_numbers_that_are_not_finite_are_named_by_their_rows(
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "answer": NaN}\n')
     assert main([command, path]) == EXIT_USER
     assert "rows.jsonl:2: column 'answer' holds nan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "package", "says"),
+    [
+        (
+            {"telemetry__tensorboard": True},
+            "tensorboardX",
+            "telemetry.tensorboard true: tensorboardX is not installed",
+        ),
+        ({"telemetry__wandb": "p"}, "wandb", "telemetry.wandb 'p': wandb is not installed here; pip install"),
+        (
+            {"telemetry__otlp_endpoint": "http://h:4318"},
+            "opentelemetry.exporter.otlp.proto.http",
+            "telemetry.otlp_endpoint 'http://h:4318'",
+        ),
+        ({"weights__transport": "ucx"}, "ucxx", "weights.transport ucx: ucxx is not installed here"),
+        (
+            {"evaluation__sets": {"hard": {"kind": "reasoning_gym", "name": "chain_sum", "limit": 4}}},
+            "reasoning_gym",
+            "evaluation.sets.hard.kind reasoning_gym: reasoning_gym is not installed here",
+        ),
+    ],
+)
+def test_a_missing_package_is_warned_of_by_validate_and_refused_by_up(
+    changes: dict[str, Any],
+    package: str,
+    says: str,
+    config: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A config may be checked on another machine than that of its run."""
+    monkeypatch.setattr(packages, "_here", lambda name: name != package)
+    path = config(**changes)
+    assert main(["validate", path]) == EXIT_OK
+    assert f"warning: {says}" in capsys.readouterr().err
+    assert main(["up", path]) == EXIT_USER
+    assert says in capsys.readouterr().err

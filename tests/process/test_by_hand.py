@@ -24,6 +24,7 @@ SETTINGS = [
     "batch.group_size=4",
     "data.holdout=0",
     "run.steps=3",
+    "objective.horizon=9",
     "rollout.engine.kind=simulated",
     "rollout.engine.options.vocab_size=16",
     "rollout.engine.options.mean_length=6",
@@ -82,6 +83,7 @@ def test_roles_started_by_hand_end_with_0_when_the_run_has_ended(tmp_path, roles
     assert set(roles) == {"buffer", "reward", "learner", "rollout"}
     assert roles["learner"].wait(PATIENCE) == 0, "".join(log.read_text()[-2000:] for log in logs.values())
     ended = time.monotonic()
+    assert "objective.horizon 9 has no effect" in logs["learner"].read_text()
     for role in ("rollout", "reward", "buffer"):
         left = max(1.0, ENDS_WITHIN - (time.monotonic() - ended))
         assert roles[role].wait(left) == 0, role

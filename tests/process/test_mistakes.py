@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 BROKEN_ROWS = "\n".join(
-    [json.dumps({"prompt": "123456", "answer": "x"}), json.dumps({"prompt": "2"}), '{"prompt": ']
+    [json.dumps({"prompt": "123456", "answer": "x"}), json.dumps({"prompt": "2", "answer": "2"}), '{"prompt": ']
 )
 
 

@@ -59,7 +59,7 @@ def role(options: argparse.Namespace) -> int:
     """Run one role in this process until it ends or is asked to."""
     end_on_sigterm()
     die_with_parent()
-    config, _ = load_config(options.config, options.overrides)
+    config, warnings = load_config(options.config, options.overrides)
     folder = RunFolder.of(config)
     name = name_of(options.role, options.name)
     check_name("--name", name)
@@ -70,6 +70,9 @@ def role(options: argparse.Namespace) -> int:
         config = pinned(config, folder)
     before = None if PARENT_VARIABLE in os.environ else prepare_folder(options.role, config, folder)
     set_up_logs(name, folder.name, config.telemetry.log_format, config.telemetry.log_level, options.role)
+    if before is not None:  # else `up` says them, or the first rank of the learner
+        for warning in warnings:
+            log.warning("config: %s", warning)
     more = config.learner.checkpoint.stop_seconds if options.role == "learner" else 0.0
     if options.role == "learner" and (ranks := ranks_to_start(config)):
         code = launch(ranks, sys.argv[1:], config.supervisor.drain_seconds + more)

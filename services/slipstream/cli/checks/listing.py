@@ -30,6 +30,7 @@ PLAIN: tuple[Check, ...] = (
     model.start,
     engine.options,
     places.root,
+    places.keys,
     places.upload_scheme,
 )
 # No torch either, but they reach out: `up` and `validate --deep` ask.

@@ -23,6 +23,13 @@ def root(config: Config) -> Iterator[str]:
         yield f"run.root {config.run.root!r}: {place} cannot be written; choose a writable folder"
 
 
+def keys(config: Config) -> Iterator[str]:
+    """A folder that should hold the run's key and does not."""
+    folder = config.network.keys
+    if folder is not None and not (Path(folder) / "curve.key").is_file():
+        yield f"network.keys {folder!r}: no curve.key there; make one: slipstream keys {folder}"
+
+
 def upload_scheme(config: Config) -> Iterator[str]:
     """A store of no known kind, or of one whose package is not installed."""
     if config.learner.checkpoint.upload is not None:
