@@ -5,10 +5,11 @@ import re
 import msgspec
 import pytest
 
+from slipstream.checkpoint import writing
 from slipstream.checkpoint.files import CHUNK_BYTES
 from slipstream.checkpoint.finding import newest_complete, prune, verify
 from slipstream.checkpoint.writing import write
-from slipstream.errors import UserError
+from slipstream.errors import SlipstreamError, UserError
 
 
 def file_of(content: bytes):
@@ -215,6 +216,33 @@ def test_prune_never_counts_an_incomplete_one_nor_removes_the_newest_complete(tm
     prune(tmp_path, keep_last=1)
     assert steps(tmp_path) == [20, 30]
     assert newest_complete(tmp_path).step == 20
+
+
+def test_prune_does_not_count_one_that_lacks_bytes(tmp_path):
+    """Two whole ones stay, whatever lies between them."""
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step)
+    (tmp_path / "step-00000030" / "model.bin").write_bytes(b"")
+    prune(tmp_path, keep_last=2)
+    assert steps(tmp_path) == [20, 30, 40]
+
+
+def test_what_does_not_read_back_as_it_was_written_is_no_checkpoint(tmp_path, monkeypatch):
+    """A disk at fault is found while the checkpoint before is still there, and before anybody counts on this one."""
+    save(tmp_path, 10)
+    plain = writing.digest_on_disk
+    monkeypatch.setattr(writing, "digest_on_disk", lambda path: plain(flip(path)))
+    with pytest.raises(SlipstreamError, match="step-00000020 does not read back as it was written: model"):
+        save(tmp_path, 20)
+    assert steps(tmp_path) == [10]
+    assert newest_complete(tmp_path).step == 10
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    return path
 
 
 def test_prune_leaves_everything_when_nothing_is_complete(tmp_path):

@@ -93,6 +93,8 @@ def test_names_of_other_projects_lead_to_settings_that_exist() -> None:
         ("learner.optimizer.learning_rate", float("inf"), "finite number (got inf)"),
         ("learner.optimizer.weight_decay", float("nan"), "finite number (got nan)"),
         ("learner.optimizer.learning_rate", 0, "greater than 0"),
+        ("learner.checkpoint.keep_last", 1, "greater than or equal to 2"),  # one may be damaged
+        ("learner.checkpoint.keep_optimizer_last", 1, "greater than or equal to 2"),
         ("batch.group_size", 8.0, "valid integer"),
         ("batch.group_size", True, "valid integer"),
         ("run.strict", 1, "valid boolean"),

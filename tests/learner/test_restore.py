@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import shutil
 import subprocess
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from slipstream.checkpoint.writing import write
 from slipstream.config.load import build
 from slipstream.errors import UserError
+from slipstream.learner.going_back import consent_to, consented
 from slipstream.learner.restore import Line, checkpoint_writers, reopen, write_checkpoint
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import LedgerLost, Member
@@ -305,6 +307,110 @@ async def test_a_checkpoint_of_a_step_that_was_given_up_is_skipped(make_parts, c
         assert (await reopen(again)).step == 1
     assert "step-00000002 skipped: is of learner a, whose step was given up for that of b" in caplog.text
     assert again.trainer.state == 1
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+async def two_checkpoints(make_parts):
+    """Checkpoints of steps 1 and 3, of which the newer one is damaged, and a step 4 beyond; with their lines."""
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    line = await train(parts, await train(parts, line))
+    await keep(parts, line)
+    await train(parts, line)
+    for step in range(1, 5):
+        told = {"step": step, "version": step, "tickets": [[2 * step, 0], [2 * step + 1, 0]], "tokens": 8}
+        append_line(parts.folder.steps, told)
+    damage(parts.folder.checkpoints / "step-00000003" / "state.json")
+    return parts.folder
+
+
+async def test_a_damaged_newest_checkpoint_ends_the_run_with_the_mend(make_parts):
+    folder = await two_checkpoints(make_parts)
+    with pytest.raises(UserError, match=r"step-00000003 cannot be used: state\.json has digest") as refused:
+        await reopen(await make_parts("b"))
+    assert "the newest whole one is step-00000001, and steps 2 to 3 are durable" in str(refused.value)
+    assert f"slipstream resume {folder.path} --from step-00000001" in str(refused.value)
+
+
+async def test_a_missing_newest_checkpoint_is_named_too(make_parts):
+    folder = await two_checkpoints(make_parts)
+    shutil.rmtree(folder.checkpoints / "step-00000003")
+    with pytest.raises(UserError, match="step-00000003 cannot be used: it is not there; the newest whole one"):
+        await reopen(await make_parts("b"))
+    shutil.rmtree(folder.checkpoints / "step-00000001")
+    with pytest.raises(UserError, match="no other one is whole"):
+        await reopen(await make_parts("c"))
+
+
+async def test_a_damaged_checkpoint_of_a_step_that_is_not_durable_is_passed_over(make_parts):
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    line = await train(parts, line)
+    write_checkpoint(parts, line.step, checkpoint_writers(parts, line, await parts.ledger.snapshot()))
+    damage(parts.folder.checkpoints / "step-00000002" / "state.json")
+    assert (await reopen(await make_parts("b"))).step == 1
+
+
+async def test_with_consent_a_run_goes_back_with_the_book_of_that_checkpoint(make_parts):
+    """What the older book does not know as trained is issued again; no version is used twice, and a later restart
+    does not take a checkpoint that was given up."""
+    folder = await two_checkpoints(make_parts)
+    step, lines = consent_to(folder, "step-00000001")
+    assert step == 1
+    assert lines[0].startswith("going back to step 1: steps 2 to 4 are given up, with 6 groups and 24 tokens")
+    assert lines[1] == "checkpoint step-00000003 is set aside as given-up-step-00000003"
+    again = await make_parts("b")
+    line = await reopen(again)
+    assert line == Line(1, 5, ((2, 4),))
+    assert again.trainer.state == 1
+    assert consented(folder) is None
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == [
+        "given-up-step-00000003",
+        "step-00000001",
+    ]
+    audit = await again.ledger.audit()
+    assert audit.problems == []
+    assert (audit.counts.groups["trained"], audit.counts.issued) == (2, 2)
+    await keep(again, await train(again, line))
+    assert await reopen(await make_parts("c")) == Line(2, 6, ((2, 4),))
+
+
+async def test_a_learner_that_dies_while_it_goes_back_is_followed_by_one_that_does_the_rest(
+    make_parts, monkeypatch
+):
+    folder = await two_checkpoints(make_parts)
+    consent_to(folder, "1")
+    first = await make_parts("b")
+    consent = consented(folder)
+
+    async def die(*arguments):
+        raise LedgerLost("the server is gone")
+
+    monkeypatch.setattr(first.ledger, "rollback", die)
+    with pytest.raises(LedgerLost):
+        await reopen(first)
+    assert (consented(folder).token, consented(folder).version) == (consent.token, 4)
+    assert await reopen(await make_parts("c")) == Line(1, 5, ((2, 4),))
+
+
+async def test_only_a_whole_checkpoint_can_be_gone_back_to(make_parts):
+    folder = await two_checkpoints(make_parts)
+    for named, problem in [
+        ("step-00000003", "it is damaged: state.json"),
+        ("2", "no such checkpoint"),
+        ("x", "no such"),
+    ]:
+        with pytest.raises(UserError, match=problem) as refused:
+            consent_to(folder, named)
+        assert "step-00000001" in str(refused.value)
+    assert consented(folder) is None
 
 
 async def test_a_second_learner_takes_over_and_the_first_is_fenced(make_parts):

@@ -68,7 +68,7 @@ def parts(tmp_path):
         "run": {"name": "r", "root": str(tmp_path)},
         "data": {"kind": "arithmetic"},
         "reward": {"functions": [{"use": "last_number"}]},
-        "learner": {"checkpoint": {"keep_last": 1}},
+        "learner": {"checkpoint": {"keep_last": 2}},
     }
     config = build(tree)[0]
     folder = RunFolder.of(config)
@@ -134,7 +134,8 @@ async def test_a_second_save_waits_for_the_first(parts, saver):
     saver.begin()
     await saver.settled()
     assert parts.ledger.durable_steps == [1, 2]
-    assert [path.name for path in parts.folder.checkpoints.iterdir()] == ["step-00000002"]
+    kept = sorted(path.name for path in parts.folder.checkpoints.iterdir())
+    assert kept == ["step-00000001", "step-00000002"]
 
 
 async def test_a_save_that_fails_ends_the_task_with_its_cause_and_is_never_told(parts):

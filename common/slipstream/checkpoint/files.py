@@ -70,6 +70,16 @@ def digest_file(path: Path) -> FileEntry:
     return FileEntry(size, digest.hexdigest())
 
 
+def digest_on_disk(path: Path) -> FileEntry:
+    """As `digest_file`, of what the disk gives back: pages that the system keeps in memory are let go first."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+    return digest_file(path)
+
+
 def write_durably(path: Path, data: bytes) -> None:
     """Write a small file and wait until it is on disk."""
     with path.open("wb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -80,6 +80,27 @@ def manifest_of(path: Path) -> FolderManifest | None:
         return None
 
 
+def has_sizes(path: Path, files: Mapping[str, FileEntry] | None = None) -> bool:
+    """Whether the files of a checkpoint, or those given, are there and none lacks a byte; nothing is read."""
+    manifest = manifest_of(path)
+    named = files if files is not None else manifest.files if manifest else None
+    try:
+        return named is not None and all(
+            (path / name).stat().st_size == entry.bytes for name, entry in named.items()
+        )
+    except OSError:
+        return False
+
+
+def until_whole(found: Sequence[tuple[int, Path]], count: int) -> int:
+    """How many of these checkpoints, newest first, it takes until `count` of them are whole by their sizes."""
+    for place, (_, path) in enumerate(found):
+        if count <= 0:
+            return place
+        count -= has_sizes(path)
+    return len(found)
+
+
 def entries(path: Path, *patterns: str) -> dict[str, FileEntry]:
     """Size and digest of those files of a checkpoint whose names fit one of the patterns.
 
@@ -119,7 +140,7 @@ def prune(root: Path, keep_last: int, keep_every: int = 0, spare: int | None = N
 
     Args:
         root: Folder of all checkpoints.
-        keep_last: So many of the newest complete ones stay, at least 1.
+        keep_last: So many of the newest stay whose files are all there, at least 1; damaged ones among them too.
         keep_every: Steps that are a multiple of it stay too; 0 for none.
         spare: A step that stays for now, because somebody reads it.
 
@@ -134,7 +155,7 @@ def prune(root: Path, keep_last: int, keep_every: int = 0, spare: int | None = N
     if not found:
         return []
     newest = found[0][0]
-    kept = {path for _, path in found[:keep_last]}
+    kept = {path for _, path in found[: until_whole(found, keep_last)]}
     kept |= {path for step, path in found if step == spare or (keep_every and step % keep_every == 0)}
     old = [(step, path) for step, path in _candidates(root) if path not in kept and step <= newest]
     try:

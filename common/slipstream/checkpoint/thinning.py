@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slipstream.checkpoint.files import FileEntry, fsync_path
-from slipstream.checkpoint.finding import entries, sealed
+from slipstream.checkpoint.finding import entries, has_sizes, sealed, until_whole
 from slipstream.checkpoint.writing import Writer, write
 
 
@@ -22,7 +22,7 @@ def thin(root: Path, keep_last: int, pattern: str, spare: int | None = None) -> 
 
     Args:
         root: Folder of all checkpoints; nobody else writes to it.
-        keep_last: So many of the newest stay as they are.
+        keep_last: So many of the newest that are whole stay as they are.
         pattern: Names of the files to take out, as fnmatch has it.
         spare: A step that stays as it is for now, because somebody reads it.
 
@@ -30,20 +30,13 @@ def thin(root: Path, keep_last: int, pattern: str, spare: int | None = None) -> 
         UserError: The folder cannot be written.
     """
     changed = []
-    for step, path in sealed(root)[keep_last:]:
+    found = sealed(root)
+    for step, path in found[until_whole(found, keep_last) :]:
         files = entries(path, "*")
         left = {name: entry for name, entry in files.items() if not fnmatch.fnmatch(name, pattern)}
-        if step != spare and len(left) < len(files) and _are_there(path, left):
-            changed.append(write(root, step, _links(path, left)))
+        if step != spare and len(left) < len(files) and has_sizes(path, left):
+            changed.append(write(root, step, _links(path, left), read_back=False))
     return changed
-
-
-def _are_there(folder: Path, files: Mapping[str, FileEntry]) -> bool:
-    """Whether all have their sizes: a damaged one is for a resume to pass over, not for the learner to end by."""
-    try:
-        return all((folder / name).stat().st_size == entry.bytes for name, entry in files.items())
-    except OSError:
-        return False
 
 
 def _links(folder: Path, files: Mapping[str, FileEntry]) -> dict[str, Writer]:

@@ -20,6 +20,7 @@ from slipstream.checkpoint.files import (
     FileEntry,
     FolderManifest,
     digest_file,
+    digest_on_disk,
     files_in,
     folder,
     folders_in,
@@ -29,6 +30,7 @@ from slipstream.checkpoint.files import (
     user_error,
     write_durably,
 )
+from slipstream.errors import SlipstreamError
 
 log = logging.getLogger("slipstream.checkpoint")
 Writer = Callable[[Path], object]
@@ -45,6 +47,7 @@ def write(
     writers: Mapping[str, Writer],
     fault: Fault = _no_fault,
     confirm: Callable[[], None] = lambda: None,
+    read_back: bool = True,
 ) -> Path:
     """Write the checkpoint of a step and return its folder, once it is durable under its final name.
 
@@ -56,14 +59,16 @@ def write(
             linked from another checkpoint.
         fault: Called with the name of each point where a crash is worth a test.
         confirm: Called last, before the checkpoint takes its place; what it raises leaves everything as it was.
+        read_back: Whether every file is read again before that, and its digest compared.
 
     Raises:
         UserError: The disk is full, read-only or forbidden.
+        SlipstreamError: What was written does not read back as it was; an earlier checkpoint of the step stays.
     """
     for name in writers:
         _check_name(name)
     try:
-        return _write(root, step, writers, fault, confirm)
+        return _write(root, step, writers, fault, confirm, read_back)
     except OSError as error:
         if explained := user_error(root, error):
             raise explained from error
@@ -71,7 +76,12 @@ def write(
 
 
 def _write(
-    root: Path, step: int, writers: Mapping[str, Writer], fault: Fault, confirm: Callable[[], None]
+    root: Path,
+    step: int,
+    writers: Mapping[str, Writer],
+    fault: Fault,
+    confirm: Callable[[], None],
+    read_back: bool,
 ) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
@@ -82,6 +92,8 @@ def _write(
     try:
         entries = _write_files(work, writers, fault)
         _seal(work, FolderManifest(step, entries), fault)
+        if read_back:
+            _read_back(work, folder(root, step).name, entries)
         confirm()
     except BaseException as error:
         # explained before the clean-up, while the free space is still what the writer met
@@ -135,6 +147,16 @@ def _write_files(work: Path, writers: Mapping[str, Writer], fault: Fault) -> dic
                 entries[path.relative_to(work).as_posix()] = digest_file(path)
         fault(f"file {name}")
     return entries
+
+
+def _read_back(work: Path, name: str, entries: Mapping[str, FileEntry]) -> None:
+    """A checkpoint that is counted on must be what was written, also where a disk or a file system is at fault."""
+    for file, entry in entries.items():
+        if (found := digest_on_disk(work / file)) != entry:
+            raise SlipstreamError(
+                f"checkpoint {name} does not read back as it was written: {file} has digest {found.xxh3_128}, "
+                f"expected {entry.xxh3_128}; its disk or file system is at fault"
+            )
 
 
 def _seen(target: Path, entry: FileEntry) -> FileEntry:

@@ -15,13 +15,17 @@ class CheckpointSection(Section):
         "ends, seconds",
         ge=0.0,
     )
-    keep_last: int = setting(2, "newest checkpoints to keep", ge=1)
+    keep_last: int = setting(
+        2,
+        "newest checkpoints to keep; at least two, for a resume from the one before when the newest is damaged",
+        ge=2,
+    )
     keep_every: int | None = setting(None, "also keep each checkpoint whose step is a multiple of this", ge=1)
     keep_optimizer_last: int | None = setting(
         None,
         "so many of the newest keep the optimizer's moments; older ones keep the weights, for export and "
         "learner.start_from; null keeps them in all",
-        ge=1,
+        ge=2,
     )
     upload: str | None = setting(
         None,

@@ -11,6 +11,7 @@ from slipstream.config.load import load_recorded
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.learner.going_back import consent_to, withdraw
 from slipstream.learner.identity import differing, known_at_start, refuse_changed_since, tell
 from slipstream.run_folder import RunFolder
 
@@ -56,7 +57,25 @@ def _refuse_unlike_recorded(config: Config, folder: RunFolder, identity: Mapping
         raise UserError(f"the run cannot go on: {tell(before, identity, changed)}", "set it back")
 
 
-def tell_going_on(config: Config, before: Config | None, folder: RunFolder, asked: str) -> None:
+def settle_going_back(folder: RunFolder, named: str | None) -> int | None:
+    """Write the consent to go back to a checkpoint and say what it gives up; returns its step. One that was not
+    carried out counts no more when it is not given again.
+
+    Raises:
+        UserError: Nothing can continue from that checkpoint.
+    """
+    if named is None:
+        withdraw(folder)
+        return None
+    step, lines = consent_to(folder, named)
+    for line in lines:
+        log.warning("%s", line)
+    return step
+
+
+def tell_going_on(
+    config: Config, before: Config | None, folder: RunFolder, asked: str, back: int | None = None
+) -> None:
     """Say that a run goes on, from where, and which settings have changed since its last attempt.
 
     Args:
@@ -64,6 +83,7 @@ def tell_going_on(config: Config, before: Config | None, folder: RunFolder, aske
         before: The config of the attempt before this one; None for a run that begins.
         folder: The run's folder.
         asked: The command.
+        back: The step of the older checkpoint that it goes back to.
     """
     if before is None:
         return
@@ -72,7 +92,11 @@ def tell_going_on(config: Config, before: Config | None, folder: RunFolder, aske
         for path in folder.checkpoints.glob(f"step-*/{MARKER}")
         if (step := step_of(path.parent)) is not None
     ]
-    place = f"from its checkpoint of step {max(steps)}" if steps else "from its start, for it has no checkpoint"
+    place = (
+        f"from its checkpoint of step {max(steps) if back is None else back}"
+        if steps
+        else "from its start, for it has no checkpoint"
+    )
     if asked == "up":
         log.warning(
             "run %s exists: going on with it %s; to begin a new one, give another run.name", folder.name, place

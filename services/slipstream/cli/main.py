@@ -100,6 +100,12 @@ def _add_running(commands: Commands[argparse.ArgumentParser]) -> None:
     more = "The run continues from its newest checkpoint, with the config that it recorded."
     resume = _command(commands, "resume", "continue a run from its folder", more)
     _run_argument(resume)
+    resume.add_argument(
+        "--from",
+        dest="back",
+        metavar="CHECKPOINT",
+        help="go back to an older checkpoint, such as step-00000020, and give up the steps after it",
+    )
     _overrides_argument(resume)
     resume.set_defaults(command=run.resume)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from slipstream.attempt_end import End, record_end
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks.listing import PLAIN, REACHING, problems
-from slipstream.cli.going_on import recorded_config, refuse_another_run, tell_going_on
+from slipstream.cli.going_on import recorded_config, refuse_another_run, settle_going_back, tell_going_on
 from slipstream.config.load import load_config, load_recorded
 from slipstream.config.rules import missing_parts
 from slipstream.config.rules_learner import missing_compiler
@@ -52,7 +52,7 @@ def resume(options: argparse.Namespace) -> int:
             f"{folder} was recorded as {RunFolder.of(config).path}",
             "move it back, or set run.root and run.name",
         )
-    return _supervise(config, warnings, "resume")
+    return _supervise(config, warnings, "resume", options.back)
 
 
 def role(options: argparse.Namespace) -> int:
@@ -122,7 +122,7 @@ def _ended(end: End, folder: RunFolder, before: Before | None) -> int:
     return end.code
 
 
-def _supervise(config: Config, warnings: list[str], asked: str) -> int:
+def _supervise(config: Config, warnings: list[str], asked: str, back: str | None = None) -> int:
     from slipstream.provenance import collect
     from slipstream.supervisor.summary import print_summary
     from slipstream.supervisor.supervisor import Supervisor
@@ -135,7 +135,8 @@ def _supervise(config: Config, warnings: list[str], asked: str) -> int:
     folder.create()
     set_up_logs("up", folder.name, config.telemetry.log_format, config.telemetry.log_level)
     with folder.held():
-        tell_going_on(config, earlier, folder, asked)
+        step = settle_going_back(folder, back)
+        tell_going_on(config, earlier, folder, asked, step)
         before = folder.record_attempt(config, collect())
         for warning in warnings:
             log.warning("config: %s", warning)

@@ -21,6 +21,14 @@ from slipstream.checkpoint.thinning import thin
 from slipstream.checkpoint.writing import Writer, write
 from slipstream.errors import UserError
 from slipstream.learner import recording
+from slipstream.learner.going_back import (
+    Consent,
+    consented,
+    note_version,
+    refuse_to_lose,
+    set_newer_aside,
+    withdraw,
+)
 from slipstream.learner.identity import ACCEPTED, IDENTITY, refuse_changed, tell_accepted
 from slipstream.learner.lora_checkpoint import adapter_files, check_adapters
 from slipstream.learner.setup import Parts, run_terms
@@ -50,18 +58,21 @@ async def reopen(parts: Parts) -> Line:
 
     Raises:
         UserError: The run in the ledger or in the checkpoint is another one (`identity`), the checkpoint is of
-            another model, or the ledger is empty and there is nothing to restore it from.
-        LedgerError: The checkpoint is older than what the ledger holds as durable.
+            another model, it is older than what the ledger holds as durable and nobody consents to go back, or the
+            ledger is empty and there is nothing to restore it from.
     """
     with contextlib.suppress(RunNotOpen):  # from here on nobody else commits, or makes a checkpoint durable
         await parts.ledger.claim_learner(parts.learner)
     await asyncio.to_thread(recording.sweep, parts.folder)
     makers = await parts.ledger.makers()
+    consent = await _going_back(parts)
     found = await asyncio.to_thread(
         newest_complete, parts.folder.checkpoints, lambda path: _unwanted(path, makers)
     )
     for path, why in found.skipped:
         log.warning("checkpoint %s skipped: %s", path.name, why)
+    if consent is None:
+        refuse_to_lose(parts.folder, found, await _durable_step(parts))
     if found.path is None:
         _refuse_to_begin_anew([path for path, _ in found.skipped if weights_only(path)])
     line, snapshot = Line(), None
@@ -78,9 +89,13 @@ async def reopen(parts: Parts) -> Line:
         await asyncio.to_thread(parts.trainer.load_weights, start)
         log.info("beginning with the weights of %s", start)
     told = max((each["version"] for each in read_lines(parts.folder.steps)), default=0)
+    if consent is not None and snapshot is not None and not await _empty(parts):
+        told = max(told, consent.version)
+        await parts.ledger.restore(snapshot, back=consent.token)
     await _open(parts, line, snapshot, told)
     await parts.ledger.claim_learner(parts.learner)
     state = await parts.ledger.rollback(line.step, line.version, parts.learner, told)
+    withdraw(parts.folder)
     lost = tuple(state.lost_versions)
     if state.version == line.version or lost[-1:] == ((line.version + 1, state.version - 1),):
         return Line(line.step, state.version, lost)  # these very weights have that version already
@@ -108,6 +123,22 @@ async def _open(parts: Parts, line: Line, snapshot: bytes | None, told: int) -> 
         log.warning("%s: restoring the ledger from the checkpoint", error)
         await parts.ledger.restore(snapshot)
         await parts.ledger.open_run(terms, expect_version=line.version)
+
+
+async def _going_back(parts: Parts) -> Consent | None:
+    """The consent to go back, if there is one; the newer checkpoints are out of the way then."""
+    consent = consented(parts.folder)
+    if consent is None:
+        return None
+    log.warning("going back to step %d: all after it is given up", consent.step)
+    if not await _empty(parts):
+        consent = note_version(parts.folder, consent, (await parts.ledger.state()).version)
+    await asyncio.to_thread(set_newer_aside, parts.folder, consent.step)
+    return consent
+
+
+async def _durable_step(parts: Parts) -> int:
+    return 0 if await _empty(parts) else (await parts.ledger.state()).durable_step
 
 
 async def _empty(parts: Parts) -> bool:
