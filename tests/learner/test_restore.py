@@ -233,7 +233,7 @@ def terms_of(parts):
 async def test_other_data_is_refused(make_parts):
     """Case 85."""
     await reopen(await make_parts("a"))
-    with pytest.raises(UserError, match="dataset_fingerprint"):
+    with pytest.raises(UserError, match="rows of data are other ones"):
         await reopen(await make_parts("b", fingerprint="other"))
 
 
@@ -398,6 +398,19 @@ async def test_a_learner_that_dies_while_it_goes_back_is_followed_by_one_that_do
         await reopen(first)
     assert (consented(folder).token, consented(folder).version) == (consent.token, 4)
     assert await reopen(await make_parts("c")) == Line(1, 5, ((2, 4),))
+
+
+async def test_a_run_goes_back_no_farther_than_it_was_told_to(make_parts):
+    parts = await make_parts("a")
+    line = await train(parts, await reopen(parts))
+    await keep(parts, line)
+    for _ in range(2):
+        line = await train(parts, line)
+        await keep(parts, line)
+    consent_to(parts.folder, "2")
+    damage(parts.folder.checkpoints / "step-00000002" / "state.json")
+    with pytest.raises(UserError, match="step-00000002 cannot be used"):
+        await reopen(await make_parts("b"))
 
 
 async def test_only_a_whole_checkpoint_can_be_gone_back_to(make_parts):

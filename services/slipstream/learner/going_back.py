@@ -85,10 +85,10 @@ def set_newer_aside(folder: RunFolder, step: int) -> None:
 
 
 def refuse_to_lose(folder: RunFolder, found: Found, durable: int) -> None:
-    """A run does not go back behind a durable step without a word.
+    """A run does not go back behind a durable step without a word, nor behind the one that it was told to go back to.
 
     Raises:
-        UserError: The newest usable checkpoint is older than the ledger's durable step.
+        UserError: The newest usable checkpoint is older than that step.
     """
     if durable <= (found.step or 0):
         return

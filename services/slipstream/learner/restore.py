@@ -64,25 +64,11 @@ async def reopen(parts: Parts) -> Line:
     with contextlib.suppress(RunNotOpen):  # from here on nobody else commits, or makes a checkpoint durable
         await parts.ledger.claim_learner(parts.learner)
     await asyncio.to_thread(recording.sweep, parts.folder)
-    makers = await parts.ledger.makers()
     consent = await _going_back(parts)
-    found = await asyncio.to_thread(
-        newest_complete, parts.folder.checkpoints, lambda path: _unwanted(path, makers)
-    )
-    for path, why in found.skipped:
-        log.warning("checkpoint %s skipped: %s", path.name, why)
-    if consent is None:
-        refuse_to_lose(parts.folder, found, await _durable_step(parts))
-    if found.path is None:
-        _refuse_to_begin_anew([path for path, _ in found.skipped if weights_only(path)])
+    found = await _find(parts, consent)
     line, snapshot = Line(), None
-    if found.path is not None:
-        parts.identity[ACCEPTED] = refuse_changed(found.path, parts.identity, parts.config.run.accept)
-        await asyncio.to_thread(check_adapters, parts.trainer.policy, found.path)
-        await asyncio.to_thread(parts.trainer.load, found.path)
-        line, snapshot = _read(found.path)
-        tell_accepted(parts.identity[ACCEPTED], line.step)
-        log.info("continuing from %s (version %d)", found.path.name, line.version)
+    if found is not None:
+        line, snapshot = await _continue(parts, found)
     elif (source := parts.config.learner.start_from) is not None:
         start = await asyncio.to_thread(start_checkpoint, source)
         await asyncio.to_thread(check_adapters, parts.trainer.policy, start)
@@ -105,6 +91,31 @@ async def reopen(parts: Parts) -> Line:
     )
     await parts.ledger.advance_version(renewed.version, parts.learner)
     return renewed
+
+
+async def _find(parts: Parts, consent: Consent | None) -> Path | None:
+    """The checkpoint to continue from, None for a run that begins."""
+    makers = await parts.ledger.makers()
+    found = await asyncio.to_thread(
+        newest_complete, parts.folder.checkpoints, lambda path: _unwanted(path, makers)
+    )
+    for path, why in found.skipped:
+        log.warning("checkpoint %s skipped: %s", path.name, why)
+    if found.path is None:
+        _refuse_to_begin_anew([path for path, _ in found.skipped if weights_only(path)])
+    refuse_to_lose(parts.folder, found, await _durable_step(parts) if consent is None else consent.step)
+    return found.path
+
+
+async def _continue(parts: Parts, checkpoint: Path) -> tuple[Line, bytes]:
+    """Load a checkpoint; returns its place and its copy of the ledger."""
+    parts.identity[ACCEPTED] = refuse_changed(checkpoint, parts.identity, parts.config.run.accept)
+    await asyncio.to_thread(check_adapters, parts.trainer.policy, checkpoint)
+    await asyncio.to_thread(parts.trainer.load, checkpoint)
+    line, snapshot = _read(checkpoint)
+    tell_accepted(parts.identity[ACCEPTED], line.step)
+    log.info("continuing from %s (version %d)", checkpoint.name, line.version)
+    return line, snapshot
 
 
 async def _open(parts: Parts, line: Line, snapshot: bytes | None, told: int) -> None:
