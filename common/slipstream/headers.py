@@ -1,17 +1,41 @@
-"""Typed headers as MessagePack, each with the number of its schema; another number is refused with both."""
+"""Typed headers as MessagePack, each with the number of its schema: another number, or none, is refused by number.
+
+The number is looked at before the fields are: those of another release may look like ours and mean something else.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from slipstream.errors import MessageError
 from slipstream.frames import MAX_HEADER_BYTES, Frame, check_size
 
-SCHEMA = 2
+SCHEMA = 3
 
 Header = TypeVar("Header", bound=msgspec.Struct)
+
+
+class _Said(msgspec.Struct):
+    """What a header says of itself; its other fields are passed over."""
+
+    schema: int | None = None
+
+
+_said = msgspec.msgpack.Decoder(_Said)
+
+
+def pack(value: Any, name: str) -> bytes:
+    """A plain value as MessagePack.
+
+    Raises:
+        MessageError: It holds something that is no plain value, such as a lone surrogate; `name` is put in front.
+    """
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"{name}: cannot be encoded: {error}") from error
 
 
 def encode_header(header: msgspec.Struct) -> bytes:
@@ -20,11 +44,7 @@ def encode_header(header: msgspec.Struct) -> bytes:
     Raises:
         MessageError: Oversized, or holds something that is no plain value, such as a lone surrogate.
     """
-    name = type(header).__name__.lower()
-    try:
-        frame = msgspec.msgpack.encode(header)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError(f"{name}: cannot be encoded: {error}") from error
+    frame = pack(header, type(header).__name__.lower())
     check_size(frame, MAX_HEADER_BYTES, "header")
     return frame
 
@@ -33,35 +53,26 @@ def decode_header(frame: Frame, kind: type[Header]) -> Header:
     """Read one typed header; errors carry the field's path.
 
     Raises:
-        MessageError: Oversized, not MessagePack, a field of a wrong type or name, or another schema version.
+        MessageError: Oversized, not MessagePack, a field of a wrong type or name, another schema version, or none.
     """
     check_size(frame, MAX_HEADER_BYTES, "header")
+    refuse_other_schema(frame, SCHEMA)
     try:
-        header = msgspec.msgpack.decode(frame, type=kind)
+        return msgspec.msgpack.decode(frame, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refuse_other_schema(frame, SCHEMA)
         raise MessageError(f"{kind.__name__.lower()}: {error}") from error
-    schema = getattr(header, "schema", SCHEMA)
-    check_schema(schema, SCHEMA)
-    return header
 
 
 def refuse_other_schema(frame: Frame, ours: int, what: str = "") -> None:
-    """Say of a message that could not be read that it is of another schema, when it is: its fields fail first.
+    """Refuse a header that names another schema than ours, or none; one that cannot be read is left to the reader.
 
     Raises:
         MessageError: Names both schemas; `what` is put in front.
     """
     try:
-        raw = msgspec.msgpack.decode(frame)
-    except (ValueError, TypeError, RecursionError):
+        said = _said.decode(frame).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if isinstance(schema, int):
-        check_schema(schema, ours, what)
-
-
-def check_schema(schema: int, ours: int, what: str = "") -> None:
-    """Refuse another schema than ours; raises `MessageError`."""
-    if schema != ours:
-        raise MessageError(f"{what}schema {schema} received, this process speaks {ours}")
+    if said != ours:
+        told = "no schema" if said is None else f"schema {said}"
+        raise MessageError(f"{what}{told} received, this process speaks {ours}")

@@ -34,6 +34,7 @@ from slipstream.frames import (
     wire_logprobs,
 )
 from slipstream.headers import SCHEMA, decode_header, encode_header
+from slipstream.seals import check_seals, seal, seal_scores
 
 __all__ = [
     "MAX_ARRAY_BYTES",
@@ -41,7 +42,6 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "MAX_SAMPLES",
     "SCHEMA",
-    "EvaluationResult",
     "Finish",
     "Frame",
     "Frames",
@@ -91,7 +91,7 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
 
     `columns` are the data row's further columns (such as `answer`) that rewards may ask for; `job` names the
     evaluation. `head` is how many likeliest tokens travel with each sampled one. Times are seconds spent by the
-    process that measured them.
+    process that measured them. `digest` and `score_digest` are seals against damage, see seals.py.
     """
 
     run: str
@@ -109,6 +109,8 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     job: str = ""
     generate_seconds: float = 0.0
     score_seconds: float = 0.0
+    digest: str = ""
+    score_digest: str = ""
     schema: int = SCHEMA
 
     @property
@@ -146,15 +148,6 @@ class Group(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
         return len(rewards) > 1 and max(rewards) > min(rewards)
 
 
-class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the learner learns of one evaluation item."""
-
-    reward: float | None
-    tokens: int
-    truncated: bool
-    text: str
-
-
 class OfRun(Protocol):
     """A header that names its run."""
 
@@ -184,7 +177,9 @@ def encode_group(group: Group, arrays: GroupArrays) -> list[Frame]:
     token_ids = wire_ids(joined(arrays.token_ids, arrays.head_ids), "token_ids")
     logprobs = wire_logprobs(joined(arrays.logprobs, arrays.head_logprobs))
     check_group(group, _parted(group, prompt_ids, token_ids, logprobs))
-    return [encode_header(group), *(array.data.cast("B") for array in (prompt_ids, token_ids, logprobs))]
+    frames = [array.data.cast("B") for array in (prompt_ids, token_ids, logprobs)]
+    seal(group, frames)
+    return [encode_header(group), *frames]
 
 
 def encode_scored(group: Group, frames: Frames) -> list[Frame]:
@@ -194,6 +189,7 @@ def encode_scored(group: Group, frames: Frames) -> list[Frame]:
         MessageError: A reward that is no number, or something that cannot be encoded.
     """
     check_samples(group)
+    seal_scores(group)
     return [encode_header(group), *frames[1:]]
 
 
@@ -201,7 +197,7 @@ def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
     """Read and check the frames of a group; the arrays are views on the frames.
 
     Raises:
-        MessageError: Malformed, oversized, of another schema, or with a non-finite number.
+        MessageError: Malformed, oversized, of another schema, damaged, or with a non-finite number.
     """
     if len(frames) != 4:
         raise MessageError(f"group: 4 frames expected, got {len(frames)}")
@@ -213,6 +209,7 @@ def decode_group(frames: Frames) -> tuple[Group, GroupArrays]:
         array_of(frames[3], "<f4", "logprobs"),
     )
     check_group(group, arrays)
+    check_seals(group, frames[1:])
     return group, arrays
 
 

@@ -1,4 +1,4 @@
-"""The learner's questions to the buffer's shards, and the facts about stored groups that answers are made of."""
+"""What the learner asks others, and what their answers are made of: stored groups, results of an evaluation."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard's answer to an offer."""
+    """A shard's answer to an offer; its schema is that of `Stored` too, whose fields have no names on the wire."""
 
     serial: Count
     ready: list[Stored]
+    schema: int = SCHEMA
 
 
 class Fetch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -69,4 +70,14 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     tickets: list[Count]
     later: list[Count] = []
+    schema: int = SCHEMA
+
+
+class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the learner learns of one evaluation item."""
+
+    reward: float | None
+    tokens: int
+    truncated: bool
+    text: str
     schema: int = SCHEMA

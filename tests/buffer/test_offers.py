@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import re
+import sqlite3
 import threading
 
 import msgspec
@@ -248,6 +251,35 @@ async def test_what_the_file_has_lost_is_rolled_out_anew_counted_and_logged(
     assert ledger.attempts[1] == 1
     assert metrics.lost._value.get() == 11
     assert "shard 0 has lost 11 groups (tickets 1, 2, 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("column", "place", "before", "after", "what"),
+    [
+        ("ids", 0, 0b0, 0b1, "digest"),  # an id 0 that became a 1
+        ("logprobs", 3, 0xBF, 0x3F, "logprobs|digest"),  # -1.0 became 1.0
+        ("header", -1, 3, 2, "schema 2 received"),
+    ],
+)
+async def test_a_group_that_the_disk_has_changed_is_lost_and_rolled_out_anew(
+    make_offers, ask, fetch, shelve, ledger, store, metrics, caplog, column, place, before, after, what
+):
+    offers = make_offers()
+    shelve(offers, 1, 2)
+    await offers.offer(ask())
+    with contextlib.closing(sqlite3.connect(store.path)) as other:
+        (content,) = other.execute(f"SELECT {column} FROM groups WHERE ticket = 1").fetchone()
+        damaged = bytearray(content)
+        assert damaged[place] == before
+        damaged[place] = after
+        other.execute(f"UPDATE groups SET {column} = ? WHERE ticket = 1", (bytes(damaged),))
+        other.commit()
+    with caplog.at_level(logging.WARNING):
+        assert found(await offers.fetch(fetch(1, 2))) == ([2], [])
+        await offers.offer(ask(recheck=True))  # as the learner does, which found it missing
+    assert re.search(f"ticket 1 was damaged on the disk and is lost: ({what})", caplog.text)
+    assert (ledger.states_of, ledger.attempts[1]) == ({1: "issued", 2: "buffered"}, 1)
+    assert (metrics.damaged._value.get(), metrics.lost._value.get()) == (1, 1)
 
 
 async def test_an_older_attempt_on_disk_does_not_pass_for_the_one_that_is_lost(

@@ -11,7 +11,7 @@ from slipstream.learner import evaluations as evaluations_module
 from slipstream.learner.evaluations import Evaluations
 from slipstream.learner.restore import Line
 from slipstream.ledger.records import EvalStatus
-from slipstream.messages import EvaluationResult
+from slipstream.questions import EvaluationResult
 from slipstream.run_folder import RunFolder, append_line, read_lines
 from slipstream.telemetry.metrics import LearnerMetrics
 

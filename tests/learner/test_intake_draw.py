@@ -370,3 +370,17 @@ async def test_a_shard_that_did_not_hear_of_a_change_compares_everything(bench, 
     monkeypatch.setattr(rig.sender, "deliver", plain)
     assert await tickets(rig, 2) == [1, 2]
     assert rig.sender.offers[-1].recheck
+
+
+async def test_a_group_that_comes_damaged_is_not_trained_on_and_its_shard_compares(bench, caplog):
+    rig = bench()
+    rig.sender.store(1, 2)
+    sound = rig.sender.held[0][2]
+    rig.sender.held[0][2] = [*sound[:2], bytes(sound[2]).replace(b"\x05", b"\x04", 1), sound[3]]
+    waiting = await tickets(rig)
+    assert waiting.trouble
+    assert "a group came damaged: digest" in waiting.reason
+    assert (rig.ledger.steps, rig.sender.offers[-1].recheck) == ({}, True)
+    assert "step 1: a group came damaged: digest" in caplog.text
+    rig.sender.held[0][2] = sound
+    assert await tickets(rig) == [1, 2]

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from slipstream.config.load import build
 from slipstream.errors import UserError
-from slipstream.messages import EvaluationResult, Group, Sample
+from slipstream.headers import decode_header
+from slipstream.messages import Group, Sample
 from slipstream.prompts.fitting import reward_specs
+from slipstream.questions import EvaluationResult
 from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result
 from slipstream.rewards.base import Scored
 
@@ -54,9 +55,9 @@ def test_a_count_of_scores_that_does_not_fit_is_never_padded():
 def test_an_evaluation_result_says_what_was_unscored_and_what_was_cut_off():
     group = group_of("", finish="length")
     group.samples[0].reward = 0.5
-    result = msgspec.msgpack.decode(evaluation_result(group), type=EvaluationResult)
+    result = decode_header(evaluation_result(group), EvaluationResult)
     assert (result.reward, result.truncated, result.text) == (0.5, True, "text 0")
-    assert msgspec.msgpack.decode(evaluation_result(group_of("aborted")), type=EvaluationResult).reward is None
+    assert decode_header(evaluation_result(group_of("aborted")), EvaluationResult).reward is None
 
 
 def strikes_after(reasons: list[str], window: int = 4, share: float = 0.5) -> list[str]:

@@ -134,7 +134,8 @@ def test_a_refused_sample_is_handed_over_as_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 3}, "schema 3"),
+        ({"schema": 3}, "schema 3 received, this process speaks 2"),
+        ({"schema": None}, "no schema received, this process speaks 2"),
         ({"samples": []}, "0 samples, the group has 1"),
         ({"token_ids": b""}, "0 bytes for 1 tokens"),
         ({"logprobs": np.float32(np.nan).tobytes()}, "not finite"),

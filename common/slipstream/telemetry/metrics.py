@@ -140,6 +140,9 @@ class BufferMetrics(Metrics):
         self.lost = self.counter(
             "buffer_lost_total", "groups that the store had lost; they are rolled out anew"
         )
+        self.damaged = self.counter(
+            "buffer_damaged_total", "groups whose bytes had changed on the disk; they count as lost"
+        )
 
 
 class LearnerMetrics(Metrics):

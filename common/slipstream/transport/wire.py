@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from slipstream.errors import MessageError
-from slipstream.headers import check_schema, refuse_other_schema
+from slipstream.headers import refuse_other_schema
 from slipstream.messages import Frames
 from slipstream.transport.base import Outcome
 
@@ -128,10 +128,8 @@ def clip(reason: str) -> str:
 def _decode(frames: Frames, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
         raise MessageError(f"header: missing or larger than {MAX_HEADER_BYTES} bytes")
+    refuse_other_schema(frames[0], SCHEMA, "transport ")
     try:
-        header = decoder.decode(frames[0])
+        return decoder.decode(frames[0])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        refuse_other_schema(frames[0], SCHEMA, "transport ")
         raise MessageError(f"header: {error}") from error
-    check_schema(header.schema, SCHEMA, "transport ")  # type: ignore[attr-defined]
-    return header

@@ -10,8 +10,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-import msgspec
-
 from slipstream.buffer.quota import Quota
 from slipstream.buffer.showing import Show, show_nothing
 from slipstream.buffer.store import Store
@@ -117,7 +115,7 @@ class Offers:
                         self._arrived.clear()
                         await self._arrived.wait()
         answer = Offered(serial=self._serial, ready=self._rows())
-        return Reply(OK, frames=[msgspec.msgpack.encode(answer)])
+        return Reply(OK, frames=[encode_header(answer)])
 
     async def fetch(self, frames: Frames) -> Reply:
         """The groups asked for, as far as they are here and one answer holds them: the first always does."""
@@ -128,7 +126,7 @@ class Offers:
             return Reply(REFUSED, f"malformed: {error}")
         rows = [row for ticket in request.tickets if (row := self._store.row(ticket)) is not None]
         count = _fitting(rows)
-        here, found = await asyncio.to_thread(self._store.frames, [row.ticket for row in rows[:count]])
+        here, found = await self._sound(rows[:count])
         if request.learner == self._learner:  # a question of nobody's takes nothing away
             self._free.difference_update(here)
         answer = Found(tickets=here, later=[row.ticket for row in rows[count:]])
@@ -193,6 +191,18 @@ class Offers:
                     ", ".join(map(str, back[:10])) + (", ..." if len(back) > 10 else ""),
                 )
 
+    async def _sound(self, rows: Sequence[Stored]) -> tuple[list[int], list[bytes]]:
+        """Those of the groups that are still what was stored, and their frames.
+
+        One that the disk has changed goes: the learner finds it missing, and it is rolled out anew.
+        """
+        here, found, damaged = await asyncio.to_thread(_read_sound, self._store, [row.ticket for row in rows])
+        for ticket, problem in damaged.items():
+            self._metrics.damaged.inc()
+            log.warning("ticket %d was damaged on the disk and is lost: %s", ticket, problem)
+        await self._forget([row for row in rows if row.ticket in damaged])
+        return here, found
+
     def _read(self, ticket: int) -> Group | None:
         """A group to be shown; the learner tells of one that cannot be read when a step needs it."""
         _, frames = self._store.frames([ticket])
@@ -217,6 +227,24 @@ class Offers:
         self._free.difference_update(ticket for ticket, _ in attempts)
         if attempts:
             await asyncio.to_thread(self._store.delete, attempts)
+
+
+def _read_sound(store: Store, tickets: Sequence[int]) -> tuple[list[int], list[bytes], dict[int, str]]:
+    """The tickets that can be used, their frames four by four, and what is wrong with each of the others."""
+    here, found = store.frames(tickets)
+    sound: list[int] = []
+    frames: list[bytes] = []
+    damaged: dict[int, str] = {}
+    for place, ticket in enumerate(here):
+        own = found[4 * place : 4 * place + 4]
+        try:
+            decode_group(own)
+        except MessageError as error:
+            damaged[ticket] = str(error)
+        else:
+            sound.append(ticket)
+            frames += own
+    return sound, frames, damaged
 
 
 def _fitting(rows: Sequence[Stored]) -> int:

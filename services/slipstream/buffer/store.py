@@ -22,7 +22,7 @@ from slipstream.messages import Group
 from slipstream.questions import Stored
 
 log = logging.getLogger("slipstream.buffer")
-SCHEMA = 3
+SCHEMA = 4
 PAGE_BYTES = 32 << 10  # a group is tens of kilobytes: with 4 KiB pages it costs twice the CPU
 CHECKPOINT_PAGES = 2048  # 64 MiB: most groups are gone by then, and are never copied from the log into the file
 _FACTS = "ticket, attempt, prompt_index, oldest, tokens, arrived, informative, reward, size"
@@ -82,6 +82,11 @@ class Store:
             self._db.execute("DROP TABLE IF EXISTS groups")
         self._db.execute(_TABLE)
         self._db.execute(f"PRAGMA user_version={SCHEMA}")
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     def __len__(self) -> int:
         return len(self._rows)

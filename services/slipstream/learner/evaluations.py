@@ -8,13 +8,12 @@ import math
 import time
 from dataclasses import dataclass
 
-import msgspec
-
-from slipstream.errors import RunHalted
+from slipstream.errors import MessageError, RunHalted
+from slipstream.headers import decode_header
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.lifecycle.life import Life
-from slipstream.messages import EvaluationResult
+from slipstream.questions import EvaluationResult
 from slipstream.run_folder import append_line, read_lines
 from slipstream.telemetry.sinks import evaluation_values
 
@@ -80,7 +79,9 @@ class Evaluations:
             status = await self._parts.ledger.eval_status(job)
             if status.complete:
                 results = await self._parts.ledger.eval_results(job)
-                self._record(asked, status.version, [_decode(results[item]) for item in sorted(results)])
+                self._record(
+                    asked, status.version, [_read(job, item, results[item]) for item in sorted(results)]
+                )
             elif status.expired:
                 log.warning(
                     "evaluation %s given up at its deadline, %d of %d done", job, status.done, status.total
@@ -120,5 +121,10 @@ class Evaluations:
         log.info("evaluation at step %d: %s %.3f (%d items)", asked.step, asked.set_name, mean, len(results))
 
 
-def _decode(result: bytes) -> EvaluationResult:
-    return msgspec.msgpack.decode(result, type=EvaluationResult)
+def _read(job: str, item: int, result: bytes) -> EvaluationResult:
+    """What was reported; what cannot be read has no reward, and is no reason to end."""
+    try:
+        return decode_header(result, EvaluationResult)
+    except MessageError as error:
+        log.warning("evaluation %s item %d counts as unscored: %s", job, item, error)
+        return EvaluationResult(reward=None, tokens=0, truncated=False, text="")

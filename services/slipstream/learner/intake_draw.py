@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.config.rules import informative_quota
-from slipstream.errors import FencedError, RunHalted
+from slipstream.errors import FencedError, MessageError, RunHalted
 from slipstream.learner.intake_choice import choose, order_of
 from slipstream.learner.intake_shards import Shards
 from slipstream.learner.restore import Line
@@ -119,11 +119,17 @@ class Draw:
             return await self._start_anew(step, tickets, reason, recheck=True)
         if len(fetched.groups) < len(tickets):
             return Waiting(fetched.trouble, trouble=True)
+        try:
+            batch = [decode_group(fetched.groups[ticket]) for ticket in tickets]
+        except MessageError as error:
+            log.warning("step %d: a group came damaged: %s", step, error)
+            await self._start_anew(step, tickets, "", recheck=True)
+            return Waiting(f"a group came damaged: {error}", trouble=True)
         self._unsure = self._begun = False
         self._before = self._total
         self._shards.forget(tickets)
         self._changed += tickets if self._config.buffer.reuse > 1 else []
-        return [decode_group(fetched.groups[ticket]) for ticket in tickets]
+        return batch
 
     async def _start_anew(self, step: int, tickets: Sequence[int], why: str, recheck: bool = False) -> Waiting:
         await self._ledger.untake(step, self._learner)

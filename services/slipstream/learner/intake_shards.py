@@ -7,11 +7,9 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from slipstream.config.schema import Config
 from slipstream.errors import MessageError, TransportTimeout
-from slipstream.messages import Frames, decode_header
+from slipstream.messages import Frames, decode_header, encode_header
 from slipstream.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.shards import peer_of
 from slipstream.transport.base import OK, RETRY, Parcel, Reply, Sender
@@ -171,7 +169,7 @@ class Shards:
             if route is None:
                 await asyncio.sleep(0.2)
                 return Reply(RETRY, f"buffer shard {index} is not there")
-        parcel = Parcel(f"{kind}.{os.urandom(8).hex()}", kind, [msgspec.msgpack.encode(request)])
+        parcel = Parcel(f"{kind}.{os.urandom(8).hex()}", kind, [encode_header(request)])
         try:
             return await self._sender.deliver(parcel, ASK_SECONDS, route)
         except (TransportTimeout, MessageError) as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from slipstream.config.services import RewardFunction
 from slipstream.errors import UserError
-from slipstream.messages import EvaluationResult, Group
+from slipstream.headers import encode_header
+from slipstream.messages import Group
+from slipstream.questions import EvaluationResult
 from slipstream.rewards.base import Scored
 
 _PATIENCE = 200  # samples after which a named reward that was never returned is taken for misspelt
@@ -67,7 +67,7 @@ def evaluation_result(group: Group) -> bytes:
     result = EvaluationResult(
         reward=sample.reward, tokens=sample.tokens, truncated=sample.finish == "length", text=sample.text
     )
-    return msgspec.msgpack.encode(result)
+    return encode_header(result)
 
 
 class Strikes:

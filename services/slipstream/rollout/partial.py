@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from slipstream.errors import MessageError
+from slipstream.headers import refuse_other_schema
 from slipstream.messages import Finish
 from slipstream.rollout.heads import Heads
 
@@ -77,12 +78,11 @@ def decode_partial(blob: bytes, size: int, head: int = 0) -> Partial:
     Raises:
         MessageError: Malformed, of another schema, or its counts do not fit together.
     """
+    refuse_other_schema(blob, SCHEMA, "partial: ")
     try:
         partial = msgspec.msgpack.decode(blob, type=Partial)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MessageError(f"partial: {error}") from error
-    if partial.schema != SCHEMA:
-        raise MessageError(f"partial: schema {partial.schema} received, this process speaks {SCHEMA}")
     if len(partial.samples) != size:
         raise MessageError(f"partial.samples: {len(partial.samples)} samples, the group has {size}")
     tokens = sum(sample.tokens for sample in partial.samples)
