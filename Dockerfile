@@ -12,9 +12,10 @@ ENV PATH=/opt/slipstream/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_ROOT_USER_ACTION=ignore
-# tini passes signals on and reaps what user code leaves behind; the folders are where volumes go, owned by the user.
+# tini passes signals on and reaps what user code leaves behind; bubblewrap holds programs of the `python` reward
+# where the container may use namespaces; the folders are where volumes go, owned by the user.
 RUN apt-get update \
- && apt-get install -y --no-install-recommends tini \
+ && apt-get install -y --no-install-recommends tini bubblewrap \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --gid 10001 slipstream \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin slipstream \

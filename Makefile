@@ -53,6 +53,8 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --editable ".[reasoning-gym,datasets,test,dev]"
+	@command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && timeout 300 apt-get install -y -qq bubblewrap </dev/null >/dev/null 2>&1; } \
+	  || echo "bubblewrap is not here, so tests of what it holds are skipped: apt install bubblewrap"
 	touch $@
 
 # torchvision, torchaudio and torchcodec come along and do not load beside a CPU torch, which breaks transformers.

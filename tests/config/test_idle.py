@@ -103,6 +103,7 @@ def settled(condition: Condition, here: str, wanted: bool) -> Assignments:
         samples = [
             "x.py:f",
             "last_number",
+            "python",
             "dppo_topk_tv",
             "dppo_tv",
             "clip",

@@ -46,6 +46,18 @@ def test_a_mistake_is_one_line_that_stands_last(stack, quick, tmp_path, mistake)
     run.assert_gone()
 
 
+def test_a_sandbox_that_is_required_and_not_there_is_refused(stack, quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no bwrap
+    rows = tmp_path / "programs.jsonl"
+    rows.write_text('{"prompt": "1", "tests": "assert True"}\n' * 8)
+    data = ["data.kind=jsonl", f"data.path={rows}", "reward.functions.0.use=python", "reward.sandbox=required"]
+    run = stack().up(*quick, "run.steps=2", *data)
+    assert run.wait() == 2, run.text
+    assert "reward.sandbox is required" in run.text.strip().splitlines()[-1]
+    assert "apt install bubblewrap" in run.text.strip().splitlines()[-1]
+    run.assert_gone()
+
+
 def test_a_folder_that_cannot_be_written_is_named(stack, quick):
     run = stack()
     run.up(*quick, "run.steps=2", "run.root=/proc/nowhere")

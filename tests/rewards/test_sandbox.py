@@ -32,6 +32,14 @@ def reward(completion, task):
         print("x" * 1000); sys.stderr.write("y" * 1000); os.write(1, b"\\x05\\x00\\x00\\x00hello")
     if completion == "flood":
         while True: print("x" * 10000)
+    if completion.startswith("daemon"):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.execvp("sleep", ["sleep", "48161"])
+            os._exit(0)
+        time.sleep(0.3)
+        while completion == "daemon spins": pass
     if completion == "child":
         if os.fork() == 0:
             time.sleep(600)
@@ -129,6 +137,36 @@ async def test_children_of_a_scorer_die_with_it(pool: MakePool) -> None:
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
+def sleepers() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "48161"]]
+
+
+async def no_sleepers() -> None:
+    async with asyncio.timeout(30):
+        while sleepers():  # noqa: ASYNC110  (killed, and gone when the system has reaped it)
+            await asyncio.sleep(0.05)
+
+
+async def test_what_a_scorer_started_in_a_session_of_its_own_ends_at_its_time_limit(pool: MakePool) -> None:
+    made = await pool(timeout_seconds=4.0)
+    assert (await score(made, "daemon spins")).status == "timeout"
+    await settled(made, 1)
+    await no_sleepers()
+    assert (await score(made, "ok")).value == 2.0
+
+
+@pytest.mark.parametrize("end", ["close", "kill the worker"])
+async def test_what_a_scorer_started_in_a_session_of_its_own_ends_with_it(pool: MakePool, end: str) -> None:
+    made = await pool()
+    assert (await score(made, "daemon")).value == 6.0
+    assert len(sleepers()) == 1  # a helper may serve the next call
+    if end == "close":
+        await made.close()
+    else:
+        os.kill(made.pids[0], signal.SIGKILL)
+    await no_sleepers()
+
+
 async def test_a_cancelled_call_frees_its_worker(pool: MakePool) -> None:
     made = await pool(timeout_seconds=600.0)
     scoring = asyncio.create_task(score(made, "spin"))
@@ -176,16 +214,21 @@ async def test_workers_die_with_a_parent_that_is_killed(
         f"    pool = Pool(Setup(use={path + ':reward'!r}, timeout_seconds=600), 1)\n"
         "    await pool.start()\n"
         "    print(pool.pids[0], flush=True)\n"
+        "    await pool.score('p', ['daemon'], {})\n"
+        "    print('scored', flush=True)\n"
         "    await pool.score('p', ['spin'], {})\n"
         "asyncio.run(main())\n"
     )
     parent = await asyncio.create_subprocess_exec(sys.executable, str(program), stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None
     worker = psutil.Process(int(await parent.stdout.readline()))
+    assert await parent.stdout.readline() == b"scored\n"
+    assert len(sleepers()) == 1
     parent.kill()
     await parent.wait()
     psutil.wait_procs([worker], timeout=60)
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    await no_sleepers()
 
 
 async def test_a_scorer_too_large_for_its_memory_is_a_users_mistake(reward_file: Callable[[str], str]) -> None:

@@ -91,6 +91,12 @@ class RewardSection(Section):
 
     replicas: int = setting(1, "reward processes that `up` starts", ge=1)
     functions: list[RewardFunction] = setting([], "the rewards whose weighted sum is trained on")
+    sandbox: Literal["auto", "required"] = setting(
+        "auto",
+        "what holds code from the model: auto takes bubblewrap or else what there is, and says so; required starts "
+        "with bubblewrap or not at all",
+        acts=like("reward.functions.*.use", "python", "python"),
+    )
     workers: int = setting(1, "killable worker processes per replica for user code", acts=_WORKERS, ge=1)
     max_unscored_share: float = setting(
         0.5, "stop the run when more than this share of the last window is unscored", ge=0.0, le=1.0

@@ -19,6 +19,7 @@ import msgspec
 from slipstream.text import repair
 
 Form = Literal["batch", "sample"]
+Sandbox = Literal["auto", "required"]
 Reason = Literal["exception", "timeout", "memory", "nonfinite", "out_of_range", "worker_lost", "not_applicable"]
 Status = Literal["ok", "start_failed"] | Reason
 Function = TypeVar("Function", bound=Callable[..., Any])

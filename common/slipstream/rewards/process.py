@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Child:
-    """A worker process in a process group of its own.
+    """A worker process and its keeper (`apart.keeper`), each in a process group of its own.
 
     `control` carries the frames, `output` what the process prints. It must be started from a thread that lives
     as long as the child should: the kernel's parent-death signal follows the thread.
@@ -59,15 +58,17 @@ class Child:
         self.pid = self._process.pid
 
     def kill(self) -> None:
-        """Kill the whole process group; returns at once. The process isn't reaped, so its id stays its own."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        """Have the keeper kill the worker and all that it started; returns at once."""
+        self._process.terminate()
 
     def reap(self) -> None:
-        """Wait for the killed process and remove its folder; blocks for at most a few seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        """Wait for the end of all of them and remove the folder; blocks for at most a few seconds."""
+        try:
             self._process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # the keeper itself is stopped, or waits for what cannot be killed
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILL_SECONDS)
         self._remove_folder()
 
     def _remove_folder(self) -> None:

@@ -1,8 +1,7 @@
 """The `python` scorer: 1.0 iff the completion's code and the row's tests run to their end without an error.
 
-Each program gets a fresh process with limits on time, memory, output and file size, its own empty folder, a
-bare environment, and, where the operating system allows it, no network and its own process namespace. That
-keeps accidents in; it is a limit on resources and *not* a security boundary.
+Each program gets a fresh process with limits on time, memory, output and files, behind the best walls that the
+machine has (`apart`): bubblewrap, else namespaces, else limits alone.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from slipstream.rewards.apart.program import Program
+from slipstream.rewards.apart.trial import held
 from slipstream.rewards.base import Outcome, ScorerFault, Task
-from slipstream.rewards.contained import Program
 from slipstream.rewards.inputs import needed
 
 _FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -61,7 +61,7 @@ def find_code(completion: str) -> str:
 
 
 def _run(parts: dict[str, str]) -> Outcome:
-    with Program() as program:
+    with Program(held().walls) as program:
         for name, code in parts.items():
             if (ended := program.run(name, code)) is not None:
                 if name == "setup":  # no code of the model has run yet

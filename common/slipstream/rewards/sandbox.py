@@ -1,7 +1,7 @@
 """A pool of killable worker processes behind an asyncio call.
 
 Every limit is enforced from here: a worker that passes its time or output limit, runs out of memory or dies is
-killed with its process group and replaced, and its job comes back with a status. An idle pool only waits.
+killed with all that it started and replaced, and its job comes back with a status. An idle pool only waits.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Pool:
     """Workers that all hold the same scorer.
 
     Callers wait for a free worker in turn, each for at most `WAIT_SECONDS`; how many may wait is the caller's
-    to bound (`Scorers` does). A worker of an isolated pool serves one job, so that no program sees another's
-    traces; its successor is started at once.
+    to bound (`Scorers` does). A worker that does not last serves one job; its successor is started at once.
 
     Args:
         setup: The scorer and its limits.
@@ -106,7 +105,7 @@ class Pool:
             if worker.pid is None:
                 await self._revive(worker)
             outcomes = await worker.ask(frame, job, self._limit)
-            reusable = isinstance(outcomes, list) and not self._setup.isolated and not _out_of_memory(outcomes)
+            reusable = isinstance(outcomes, list) and worker.lasting and not _out_of_memory(outcomes)
         except (SlipstreamError, OSError) as error:
             return Outcome(status="start_failed", detail=str(error))
         finally:
@@ -153,8 +152,9 @@ class _Worker:
         self._drain: asyncio.Task[None] | None = None
         self._printed = bytearray()
         self._print_count = 0
-        self._noted = False
+        self._told = False
         self.pid: int | None = None
+        self.lasting = True
 
     async def start(self) -> None:
         """Start the process and wait for its scorer.
@@ -167,19 +167,21 @@ class _Worker:
                 await self._connect(Child(self._setup.isolated))
                 self._writer.write(pack(self._setup))
                 ready = await self._read(Ready)
-            self._note(check_ready(self._setup, ready, bytes(self._printed)).note)
+            ready = check_ready(self._setup, ready, bytes(self._printed))
         except TimeoutError:
             await self.stop()
             raise UserError(f"scorer {self._setup.use!r}: loading took more than {START_SECONDS:g} s") from None
         except BaseException:
             await self.stop()
             raise
-        self.pid = self._child.pid if self._child is not None else None
+        self.pid, self.lasting = ready.pid, ready.lasting
+        self._tell(ready)
 
-    def _note(self, note: str) -> None:
-        if note and not self._noted:
-            self._noted = True
-            _logger.warning("%s: %s", self._setup.use, note)
+    def _tell(self, ready: Ready) -> None:
+        if ready.holds and not self._told:
+            self._told = True
+            level = logging.INFO if ready.lasting else logging.WARNING
+            _logger.log(level, "%s: %s", self._setup.use, ready.holds)
 
     async def _connect(self, child: Child) -> None:
         self._child = child

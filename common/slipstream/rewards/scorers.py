@@ -24,6 +24,7 @@ from slipstream.rewards.base import (
     Outcome,
     Reason,
     RewardSpec,
+    Sandbox,
     Scored,
     Task,
     fault_of,
@@ -94,19 +95,20 @@ class Scorers:
         self._room = asyncio.Semaphore(MAX_GROUPS)
 
     @classmethod
-    def load(cls, specs: Sequence[RewardSpec], workers: int = 1) -> Scorers:
+    def load(cls, specs: Sequence[RewardSpec], workers: int = 1, sandbox: Sandbox = "auto") -> Scorers:
         """Find and check every reward; a user's function is imported in another process, never in this one.
 
         Args:
             specs: The rewards, at least one, with distinct names.
             workers: Worker processes for each reward that needs any.
+            sandbox: What must hold code from the model: the best there is, or bubblewrap and nothing less.
 
         Raises:
             UserError: An unknown name or option, an import that fails, a function of neither form.
         """
         if not specs:
             raise UserError("no reward is named", "add at least one, such as last_number")
-        scorers = [_load(spec, workers) for spec in specs]
+        scorers = [_load(spec, workers, sandbox) for spec in specs]
         names = [scorer.name for scorer in scorers]
         for name in names:
             if len(name) > MAX_NAME:
@@ -217,7 +219,7 @@ def _weighed(outcome: Outcome, weight: float) -> Outcome:
     return Outcome(value=value)
 
 
-def _load(spec: RewardSpec, workers: int) -> Scorer:
+def _load(spec: RewardSpec, workers: int, sandbox: Sandbox) -> Scorer:
     _check(spec)
     if ":" in spec.use:
         return _load_function(spec, workers)
@@ -227,7 +229,7 @@ def _load(spec: RewardSpec, workers: int) -> Scorer:
         raise unknown_scorer(spec.use)
     builtin, scorer = BUILTIN[spec.use], build(spec.use, spec.options)
     pooled = hasattr(scorer, "pooled") and getattr(scorer, "library", True)
-    pool = Pool(_setup(spec, spec.use, builtin.isolated), workers) if pooled else None
+    pool = Pool(_setup(spec, spec.use, builtin.isolated, sandbox), workers) if pooled else None
     inline, check = getattr(scorer, "inline", None), getattr(scorer, "check", None)
     return Scorer(spec, spec.name or spec.use, _failures(spec, builtin.failures), inline, pool, check=check)
 
@@ -245,13 +247,14 @@ def _load_function(spec: RewardSpec, workers: int) -> Scorer:
     )
 
 
-def _setup(spec: RewardSpec, use: str, isolated: bool = False) -> Setup:
+def _setup(spec: RewardSpec, use: str, isolated: bool = False, sandbox: Sandbox = "auto") -> Setup:
     return Setup(
         use=use,
         options=dict(spec.options),
         timeout_seconds=spec.timeout_seconds,
         memory_bytes=spec.memory_mb << 20,
         isolated=isolated,
+        sandbox=sandbox,
     )
 
 

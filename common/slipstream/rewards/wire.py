@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from slipstream.errors import MessageError
-from slipstream.rewards.base import Form, Outcome
+from slipstream.rewards.base import Form, Outcome, Sandbox
 
 MAX_FRAME_BYTES = 64 << 20
 LENGTH = struct.Struct("<I")
@@ -20,20 +20,25 @@ Kind = TypeVar("Kind")
 
 
 class Setup(msgspec.Struct, kw_only=True, frozen=True):
-    """What a worker is for. `use` is a built-in's name or the path of a function."""
+    """What a worker is for. `use` is a built-in's name or the path of a function.
+
+    An `isolated` one runs programs of the model and gets a bare environment; `sandbox` says what must hold those.
+    """
 
     use: str
     options: dict[str, Any] = {}
     timeout_seconds: float = 10.0
     memory_bytes: int = 512 << 20
     isolated: bool = False
+    sandbox: Sandbox = "auto"
 
 
 class Ready(msgspec.Struct, kw_only=True, frozen=True):
     """The scorer is loaded, or `problem` and `mend` say why it can't be.
 
     `whole_group` says that one call takes all completions of a group; `needs` are the columns that a row must have;
-    `note` is for the log.
+    `pid` is the worker's own process id. `holds` is for the log: what holds a model's programs. A worker that is not
+    `lasting` serves one job, for what these leave behind may meet the next.
     """
 
     problem: str = ""
@@ -41,7 +46,9 @@ class Ready(msgspec.Struct, kw_only=True, frozen=True):
     form: Form = "sample"
     whole_group: bool = False
     needs: list[str] = []
-    note: str = ""
+    pid: int = 0
+    holds: str = ""
+    lasting: bool = True
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):

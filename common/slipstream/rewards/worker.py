@@ -16,13 +16,10 @@ import msgspec
 
 from slipstream.errors import UserError
 from slipstream.rewards import functions, limits, registry
+from slipstream.rewards.apart.keeper import keep
 from slipstream.rewards.base import Outcome, Task, fault_of
 from slipstream.rewards.outcomes import batch_outcomes, outcome_of
 from slipstream.rewards.wire import Job, Ready, Reply, Setup, pack, read_frame
-
-NOT_APART = (
-    "this system allows no namespaces: code from the model can reach the network and leave processes behind"
-)
 
 
 class Target(Protocol):
@@ -38,9 +35,8 @@ class Target(Protocol):
 class BuiltinTarget:
     """A built-in scorer that runs in a worker."""
 
-    ready = Ready()
-
     def __init__(self, setup: Setup) -> None:
+        self.ready = _behind_walls(setup) if setup.isolated else Ready()
         self._scorer = registry.build(setup.use, setup.options)
         getattr(self._scorer, "prepare", lambda: None)()
 
@@ -121,20 +117,19 @@ class FunctionTarget:
 
 def main() -> None:
     """Load the scorer that the pool names, then answer its jobs until it hangs up."""
-    limits.die_with_parent()
+    keep()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)  # what a scorer starts has no part in it
     stream = channel.makefile("rb")
     setup = read_frame(stream, Setup)
     if setup is None:
         return
-    apart = not setup.isolated or limits.isolate()
     target = _load(setup, channel.sendall)
     if target is None:
         return
     if setup.isolated:
         limits.hide()
-    channel.sendall(pack(target.ready if apart else msgspec.structs.replace(target.ready, note=NOT_APART)))
+    channel.sendall(pack(msgspec.structs.replace(target.ready, pid=os.getpid())))
     while (job := read_frame(stream, Job)) is not None:
         reply = Reply(number=job.number, outcomes=target.score(job))
         sys.stdout.flush()
@@ -168,6 +163,19 @@ def _load(setup: Setup, send: Callable[[bytes], None]) -> Target | None:
             )
         )
     return None
+
+
+def _behind_walls(setup: Setup) -> Ready:
+    """See what holds a model's programs here.
+
+    Raises:
+        UserError: Less than must.
+    """
+    from slipstream.rewards.apart import trial
+
+    if setup.sandbox == "required":
+        trial.demand_full()
+    return Ready(holds=trial.held().line, lasting=trial.held().full)
 
 
 async def _awaited(awaitable: Any) -> Any:

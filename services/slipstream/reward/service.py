@@ -34,7 +34,9 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
     async def service(life: Life) -> None:
         async with AsyncExitStack() as stack:
             metrics = RewardMetrics()
-            scorers = Scorers.load(reward_specs(config), workers=config.reward.workers)
+            scorers = Scorers.load(
+                reward_specs(config), workers=config.reward.workers, sandbox=config.reward.sandbox
+            )
             await scorers.start()
             stack.push_async_callback(scorers.close)
             site = await open_site(config, name, "reward", metrics, life, stack)
