@@ -214,8 +214,8 @@ async def transitions(url: str, seconds: float, process: psutil.Process) -> dict
         while time.perf_counter() - begun < seconds:
             tickets = await ledger.admit("g", 64, step)
             held = [(each.number, each.attempt) for each in tickets]
-            await asyncio.gather(*(ledger.scored(*each, 8192) for each in held))
-            await ledger.buffered_all([(*each, "0", step, step, 8192, True, 65536) for each in held])
+            await asyncio.gather(*(ledger.scored(*each, "g", 8192) for each in held))
+            await ledger.buffered_all([(*each, "g", "0", step, step, 8192, True, 65536) for each in held])
             await ledger.take(step + 1, held, "L")
             await ledger.commit(step + 1, step + 1, "L", held)
             step, groups = step + 1, groups + len(held)

@@ -37,6 +37,7 @@ from slipstream.headers import SCHEMA, decode_header, encode_header
 from slipstream.seals import check_seals, seal, seal_scores
 
 __all__ = [
+    "ENGINE_REASONS",
     "MAX_ARRAY_BYTES",
     "MAX_HEAD",
     "MAX_HEADER_BYTES",
@@ -65,6 +66,8 @@ _REASON = re.compile(r"[a-z][a-z0-9_]{0,39}")
 MAX_HEAD = 20  # as many as the setting allows: a group without tokens bounds it by nothing else
 
 Finish = Literal["stop", "length", "abort"]
+ENGINE_REASONS = frozenset({"aborted", "engine_logprob"})
+"""Why a sample that came from an engine cannot be scored; every other reason is the reward service's to give."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # every counter and version fits an int64
 
 

@@ -37,6 +37,7 @@ class FakeLedger:
     away: bool = False
     deaf: bool = False  # it does what it is told, and its answers get lost
     calls: int = 0
+    owners: list[str] = field(default_factory=list)  # in whose name it was told
 
     def fly(self, *tickets: int, attempt: int = 0) -> None:
         for ticket in tickets:
@@ -57,7 +58,8 @@ class FakeLedger:
             raise LedgerError("the ledger did not answer")
         return answers
 
-    def _buffered(self, ticket: int, attempt: int, shard: str, *facts: Any) -> Exception | None:
+    def _buffered(self, ticket: int, attempt: int, owner: str, shard: str, *facts: Any) -> Exception | None:
+        self.owners.append(owner)
         try:
             self._held(ticket, attempt)
         except FencedError as error:
@@ -67,7 +69,8 @@ class FakeLedger:
             self.shards[ticket], self.sizes[ticket] = shard, facts[-1]
         return None
 
-    async def drop(self, ticket: int, attempt: int, reason: str, tokens: int) -> None:
+    async def drop(self, ticket: int, attempt: int, reason: str, tokens: int, owner: str) -> None:
+        self.owners.append(owner)
         self._held(ticket, attempt)
         self.states_of[ticket], self.reasons[ticket] = "dropped", reason
 

@@ -211,3 +211,11 @@ async def test_the_ledger_learns_the_bytes(running, ledger, make_group):
     _, frames = make_group(1)
     await intake.store(frames)
     assert ledger.sizes[1] == sum(map(len, frames))
+
+
+async def test_a_group_is_booked_and_dropped_in_the_name_of_its_owner(running, ledger, make_group):
+    intake, _ = running()
+    ledger.fly(1, 2)
+    await intake.store(make_group(1)[1])
+    await intake.store(make_group(2, rewards=(None, None))[1])
+    assert ledger.owners == ["rollout-0", "rollout-0"]

@@ -114,7 +114,7 @@ async def train(parts, line: Line) -> Line:
     tickets = await ledger.admit("g", 2, line.version)
     stored = []
     for ticket in tickets:
-        await ledger.buffered(ticket.number, ticket.attempt, "b", line.version, line.version, 4, True)
+        await ledger.buffered(ticket.number, ticket.attempt, "g", "b", line.version, line.version, 4, True)
         stored.append((ticket.number, ticket.attempt))
     await ledger.take(line.step + 1, stored, parts.learner)
     after = Line(line.step + 1, line.version + 1)

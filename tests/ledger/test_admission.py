@@ -10,7 +10,7 @@ from slipstream.ledger.records import RunNotOpen
 
 async def store(ledger, tickets, version, tokens=10):
     for ticket in tickets:
-        await ledger.buffered(ticket.number, ticket.attempt, "b0", version, version, tokens, True)
+        await ledger.buffered(ticket.number, ticket.attempt, "g0", "b0", version, version, tokens, True)
 
 
 async def train(ledger, step, tickets, version):
@@ -72,7 +72,7 @@ async def test_a_group_from_a_future_version_is_an_error(ledger, terms, replica)
     await ledger.join(replica())
     (ticket,) = await ledger.admit("g0", 1, 0)
     with pytest.raises(StalenessError, match="versions 0 to 4, but the learner is at 0"):
-        await ledger.buffered(ticket.number, 0, "b0", 0, 4, 5, True)
+        await ledger.buffered(ticket.number, 0, "g0", "b0", 0, 4, 5, True)
 
 
 async def test_a_bound_of_zero_makes_progress(ledger, terms, replica):
@@ -109,7 +109,7 @@ async def test_a_retry_waits_for_the_swap_when_it_has_no_place_at_the_lag(ledger
     await store(ledger, tickets[:4], 0)
     await train(ledger, 1, tickets[:4], 1)
     assert len(await ledger.admit("g0", 100, 1)) == 4
-    await ledger.hand_over(4, 0, 0, b"", limit=0)
+    await ledger.hand_over(4, 0, "g0", 0, b"", limit=0)
     assert await ledger.admit("g0", 100, 0) == []
     assert [ticket.number for ticket in await ledger.admit("g0", 100, 1)] == [4]
 
@@ -163,7 +163,9 @@ async def test_no_group_that_ends_at_once_is_trained_over_the_bound(ledger, term
                 if (ticket.number + turn) % 5 == 0:
                     await ledger.drop(ticket.number, ticket.attempt, "no_signal")
                     continue
-                await ledger.buffered(ticket.number, ticket.attempt, "b", served[name], served[name], 3, True)
+                await ledger.buffered(
+                    ticket.number, ticket.attempt, name, "b", served[name], served[name], 3, True
+                )
                 shelf.append((ticket, served[name]))
         if turn % 3 == 0:
             served["g1"] = version
@@ -187,7 +189,7 @@ async def test_a_finite_run_ends_by_count(ledger, terms, replica):
     assert not await ledger.end_of_data()
     await store(ledger, tickets[:5], 0)
     assert not await ledger.end_of_data()
-    await ledger.fail(5, 0, "engine_error", retry=True)
+    await ledger.fail(5, 0, "g0", "engine_error", retry=True)
     assert not await ledger.end_of_data()
     await ledger.drop(0, 0, "age")
     assert await ledger.admit("g0", 100, 0) == []
@@ -198,7 +200,7 @@ async def test_the_end_is_seen_once_all_are_stored_or_closed(ledger, terms, repl
     await ledger.join(replica())
     tickets = await ledger.admit("g0", 100, 0)
     await store(ledger, tickets[:2], 0)
-    await ledger.fail(2, 0, "engine_error", retry=False)
+    await ledger.fail(2, 0, "g0", "engine_error", retry=False)
     assert await ledger.end_of_data()
 
 
@@ -209,13 +211,15 @@ async def test_a_refused_prompt_backs_off_and_is_given_up(ledger, terms, replica
         await ledger.join(replica())
         (ticket,) = await ledger.admit("g0", 5, 0)
         assert ticket.attempt == attempt
-        failure = await ledger.fail(0, attempt, "engine_refused", retry=True, detail="400: too long")
+        failure = await ledger.fail(0, attempt, "g0", "engine_refused", retry=True, detail="400: too long")
         assert (failure.state, failure.attempt, failure.retry_at) == ("issued", attempt + 1, clock.now + pause)
         clock.advance(pause - 0.001)
         assert await ledger.admit("g0", 5, 0) == []
         clock.advance(0.001)
     await ledger.admit("g0", 5, 0)
-    assert (await ledger.fail(0, 2, "engine_refused", retry=True, detail="400: too long")).state == "failed"
+    assert (
+        await ledger.fail(0, 2, "g0", "engine_refused", retry=True, detail="400: too long")
+    ).state == "failed"
     assert (await ledger.counts()).failed == {"engine_refused": 1}
     state = await ledger.state()
     assert (state.failures_in_row, state.last_failure) == (3, "engine_refused: 400: too long")
@@ -225,7 +229,7 @@ async def test_a_success_ends_the_row_of_failures(ledger, terms, replica):
     await ledger.open_run(terms())
     await ledger.join(replica())
     tickets = await ledger.admit("g0", 2, 0)
-    await ledger.fail(0, 0, "engine_error", retry=True)
+    await ledger.fail(0, 0, "g0", "engine_error", retry=True)
     await store(ledger, tickets[1:], 0)
     assert (await ledger.state()).failures_in_row == 0
 
@@ -257,7 +261,7 @@ async def test_wait_knows_the_versions_of_what_is_on_its_way(ledger, terms, repl
     await ledger.join(replica())
     tickets = await ledger.admit("g0", 5, 0)
     assert await ledger.flying() == [(0, 5)]
-    await ledger.scored(0, 0, 10)
+    await ledger.scored(0, 0, "g0", 10)
     assert await ledger.flying() == [(0, 5)]
     await store(ledger, tickets[:4], 0)
     await train(ledger, 1, tickets[:4], 1)
@@ -280,16 +284,16 @@ async def test_a_late_group_of_a_former_attempt_changes_nothing(ledger, terms, r
     await ledger.open_run(terms())
     await ledger.join(replica())
     await ledger.admit("g0", 1, 0)
-    await ledger.scored(0, 0, 10)
+    await ledger.scored(0, 0, "g0", 10)
     clock.advance(11)
     await ledger.expire()
     before = await ledger.counts()
     assert (before.tokens_in, before.tokens_discarded) == (10, 10)
     late = (
-        ledger.scored(0, 0, 10),
-        ledger.buffered(0, 0, "b0", 0, 0, 10, True),
+        ledger.scored(0, 0, "g0", 10),
+        ledger.buffered(0, 0, "g0", "b0", 0, 0, 10, True),
         ledger.drop(0, 0, "age"),
-        ledger.fail(0, 0, "engine_error", retry=True),
+        ledger.fail(0, 0, "g0", "engine_error", retry=True),
     )
     for call in late:
         with pytest.raises(FencedError):

@@ -169,8 +169,8 @@ async def test_a_repeated_send_after_a_lost_reply_is_one_transition(make_server,
         monkeypatch.setattr(ledger._book, "_send", lose_first_reply)
         tickets = await ledger.admit("g0", 3, 0)
         assert [ticket.number for ticket in tickets] == [0, 1, 2]
-        await ledger.buffered(0, 0, "b0", 0, 0, 10, True)
-        assert (await ledger.fail(1, 0, "engine_error", retry=True)).attempt == 1
+        await ledger.buffered(0, 0, "g0", "b0", 0, 0, 10, True)
+        assert (await ledger.fail(1, 0, "g0", "engine_error", retry=True)).attempt == 1
         await ledger.drop(2, 0, "age", tokens=5)
         assert (await ledger.take(1, [(0, 0)], "L")).tickets == [(0, 0)]
         await ledger.commit(1, 1, "L")
@@ -206,7 +206,7 @@ async def test_a_sending_that_arrives_late_changes_nothing(server, terms, replic
         assert [ticket.number for ticket in await ledger.admit("g0", 2, 0)] == [2, 3]
         await deliver_late()
         for number in range(4):
-            await ledger.buffered(number, 0, "b0", 0, 0, 1, True)
+            await ledger.buffered(number, 0, "g0", "b0", 0, 0, 1, True)
         del held_back[:]
         await ledger.take(1, [(0, 0), (1, 0)], "L")
         await ledger.untake(1, "L")

@@ -9,8 +9,8 @@ async def test_a_ticket_goes_from_admission_to_a_durable_step(ledger, terms, rep
     tickets = await ledger.admit("g0", 4, 0)
     assert [ticket.number for ticket in tickets] == [0, 1, 2, 3]
     for ticket in tickets:
-        await ledger.scored(ticket.number, ticket.attempt, tokens=10)
-        await ledger.buffered(ticket.number, ticket.attempt, "b0", 0, 0, 10, True)
+        await ledger.scored(ticket.number, ticket.attempt, "g0", tokens=10)
+        await ledger.buffered(ticket.number, ticket.attempt, "g0", "b0", 0, 0, 10, True)
     await ledger.claim_learner("L1")
     taken = await ledger.take(1, [(ticket.number, 0) for ticket in tickets], "L1")
     assert taken.tickets == [(0, 0), (1, 0), (2, 0), (3, 0)]
@@ -35,11 +35,11 @@ async def test_samples_without_a_reward_are_counted_once_by_reason_whatever_beco
     await ledger.join(replica())
     await ledger.admit("g0", 3, 0)
     for _ in range(2):  # a repeated call adds nothing
-        await ledger.scored(0, 0, 10, {"timeout": 2, "exception": 1})
+        await ledger.scored(0, 0, "g0", 10, {"timeout": 2, "exception": 1})
     await ledger.drop(0, 0, "unscored", 10)
-    await ledger.scored(1, 0, 10, {"timeout": 1})
-    await ledger.buffered(1, 0, "b0", 0, 0, 10, True)
-    await ledger.scored(2, 0, 10)
+    await ledger.scored(1, 0, "g0", 10, {"timeout": 1})
+    await ledger.buffered(1, 0, "g0", "b0", 0, 0, 10, True)
+    await ledger.scored(2, 0, "g0", 10)
     assert (await ledger.counts()).unscored == {"timeout": 3, "exception": 1}
     audit = await ledger.audit()
     assert audit.problems == []
@@ -51,8 +51,8 @@ async def test_states_are_listed_for_tickets_that_have_a_record(ledger, terms, r
     await ledger.join(replica())
     await ledger.claim_learner("L1")
     await ledger.admit("g0", 3, 0)
-    await ledger.buffered(0, 0, "b0", 0, 0, 10, True)
-    await ledger.buffered(1, 0, "b0", 0, 0, 10, True)
+    await ledger.buffered(0, 0, "g0", "b0", 0, 0, 10, True)
+    await ledger.buffered(1, 0, "g0", "b0", 0, 0, 10, True)
     await ledger.take(1, [(0, 0)], "L1")
     assert await ledger.taken(1) == [0]
     assert await ledger.states([0, 1, 2, 99]) == {0: "taken", 1: "buffered", 2: "rolling"}

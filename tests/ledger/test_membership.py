@@ -31,7 +31,7 @@ async def test_tickets_of_an_expired_member_start_again_elsewhere(ledger, terms,
     again, fresh = await ledger.admit("g1", 2, 0)
     assert (again.number, again.attempt, fresh.number) == (lost.number, 1, 1)
     with pytest.raises(FencedError, match="attempt 1, not 0"):
-        await ledger.buffered(lost.number, lost.attempt, "b0", 0, 0, 5, True)
+        await ledger.buffered(lost.number, lost.attempt, "g0", "b0", 0, 0, 5, True)
     with pytest.raises(MemberExpired, match="join again"):
         await ledger.heartbeat("g0")
     await ledger.join(replica("g0"))

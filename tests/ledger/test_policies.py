@@ -51,7 +51,7 @@ class Story:
             _, _, ticket = heapq.heappop(self.ends)
             self.free += 1
             stamps = (ticket.admitted_version, self.version)
-            await self.ledger.buffered(ticket.number, ticket.attempt, "0", *stamps, 10, True)
+            await self.ledger.buffered(ticket.number, ticket.attempt, "g0", "0", *stamps, 10, True)
             self.shelf.append((ticket, stamps[0]))
 
     async def step(self):

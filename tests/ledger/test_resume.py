@@ -62,16 +62,16 @@ async def midway(ledger, terms, replica):
     await ledger.join(replica())
     await ledger.admit("g0", 10, 0)
     for number in range(6):
-        await ledger.buffered(number, 0, "b0", 0, 0, 10, True)
+        await ledger.buffered(number, 0, "g0", "b0", 0, 0, 10, True)
     await ledger.take(1, [(0, 0), (1, 0)], "L1")
     await ledger.commit(1, 1, "L1")
     await ledger.durable(1, "L1")
     await ledger.take(2, [(2, 0)], "L1")
     await ledger.commit(2, 2, "L1")
     await ledger.take(3, [(3, 0)], "L1")
-    await ledger.fail(6, 0, "engine_error", retry=False)
+    await ledger.fail(6, 0, "g0", "engine_error", retry=False)
     await ledger.drop(7, 0, "no_signal", tokens=4)
-    await ledger.fail(9, 0, "engine_error", retry=True)
+    await ledger.fail(9, 0, "g0", "engine_error", retry=True)
     return ledger
 
 
@@ -196,7 +196,7 @@ async def test_ten_million_scattered_tickets_fit_in_64_mb(make_server, terms, re
         await ledger.join(replica())
         (ticket,) = await ledger.admit("g0", 1, 1000)
         assert ticket.number == tickets
-        await ledger.buffered(ticket.number, ticket.attempt, "b0", 1000, 1000, 1, True)
+        await ledger.buffered(ticket.number, ticket.attempt, "g0", "b0", 1000, 1000, 1, True)
         await ledger.take(1001, [(ticket.number, ticket.attempt)], "L")
         await ledger.commit(1001, 1001, "L")
         await ledger.durable(1001, "L")

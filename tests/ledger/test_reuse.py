@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slipstream.errors import FencedError, LedgerError, StalenessError
+from slipstream.errors import FencedError, StalenessError
 from slipstream.ledger.records import RunTerms
 from slipstream.staleness import admission_cap
 
@@ -25,7 +25,7 @@ async def open_run(ledger, terms, replica):
 async def store(ledger, count=8, size=100, version=0):
     tickets = await ledger.admit("g0", count, version)
     for each in tickets:
-        await ledger.buffered(each.number, each.attempt, "0", 0, 0, 10, True, size)
+        await ledger.buffered(each.number, each.attempt, "g0", "0", 0, 0, 10, True, size)
     return [(each.number, each.attempt) for each in tickets]
 
 
@@ -157,7 +157,7 @@ async def test_a_lost_group_is_rolled_out_anew_without_blame(open_run):
     again = await ledger.admit("g0", 2, 0)
     assert [(each.number, each.attempt) for each in again] == [(0, 1), (1, 1)]
     with pytest.raises(FencedError):
-        await ledger.buffered(0, 0, "0", 0, 0, 10, True, 100)  # the shard's late word
+        await ledger.buffered(0, 0, "g0", "0", 0, 0, 10, True, 100)  # the shard's late word
     counts = await ledger.counts()
     assert (counts.lost, counts.dropped, counts.failed) == (2, {}, {})
     assert (await ledger.audit()).problems == []
@@ -177,7 +177,7 @@ async def test_stored_bytes_bound_what_is_admitted(open_run):
     ledger = await open_run(max_bytes=1000)
     assert len(await ledger.admit("g0", 8, 0)) == 4  # of an unknown size: one batch
     for number in range(4):
-        await ledger.buffered(number, 0, "0", 0, 0, 10, True, 200)
+        await ledger.buffered(number, 0, "g0", "0", 0, 0, 10, True, 200)
     assert (await ledger.counts()).bytes == 800
     assert len(await ledger.admit("g0", 8, 0)) == 1  # 800 + 200
     await ledger.take(1, [(n, 0) for n in range(4)], "L1")
@@ -225,14 +225,14 @@ async def test_several_groups_are_booked_in_one_call_each_with_its_own_answer(op
     ledger = await open_run()
     await ledger.admit("g0", 4, 0)
     good, fenced, future = (
-        (0, 0, "0", 0, 0, 10, True, 7),
-        (1, 9, "0", 0, 0, 10, True, 7),
-        (2, 0, "0", 0, 5, 1, True, 7),
+        (0, 0, "g0", "0", 0, 0, 10, True, 7),
+        (1, 9, "g0", "0", 0, 0, 10, True, 7),
+        (2, 0, "g0", "0", 0, 5, 1, True, 7),
     )
-    answers = await ledger.buffered_all([good, fenced, future, (3, 0, "0", 0, 0, 10, False, 7)])
+    answers = await ledger.buffered_all([good, fenced, future, (3, 0, "g0", "0", 0, 0, 10, False, 7)])
     assert [type(each) for each in answers] == [type(None), FencedError, StalenessError, type(None)]
     assert [number for number, _, _ in await ledger.stored()] == [0, 3]
-    again = await ledger.buffered_all([good, (0, 0, "0", 0, 0, 11, True, 7)])
+    again = await ledger.buffered_all([good, (0, 0, "g0", "0", 0, 0, 11, True, 7)])
     assert again[0] is None
-    assert isinstance(again[1], LedgerError)
+    assert isinstance(again[1], FencedError)  # a final word: the sender need not offer it again
     assert (await ledger.audit()).problems == []

@@ -15,7 +15,7 @@ async def taken(ledger, terms, replica):
     await ledger.claim_learner("L1")
     await ledger.join(replica())
     for ticket in await ledger.admit("g0", 6, 0):
-        await ledger.buffered(ticket.number, ticket.attempt, "b0", 0, 0, 10, True)
+        await ledger.buffered(ticket.number, ticket.attempt, "g0", "b0", 0, 0, 10, True)
     await ledger.take(1, [(number, 0) for number in range(4)], "L1")
     return ledger
 
@@ -47,7 +47,7 @@ async def test_a_group_that_is_stale_in_every_attempt_is_dropped_in_the_end(take
         if attempt < 2:
             (ticket,) = await taken.admit("g0", 1, 0)
             assert (ticket.number, ticket.attempt) == (0, attempt + 1)
-            await taken.buffered(0, attempt + 1, "b0", 0, 0, 10, True)
+            await taken.buffered(0, attempt + 1, "g0", "b0", 0, 0, 10, True)
     audit = await taken.audit()
     assert audit.problems == []
     assert audit.counts.dropped == {"stale": 1}
@@ -58,7 +58,7 @@ async def test_what_a_step_has_used_is_not_issued_again(ledger, terms, replica):
     await ledger.claim_learner("L1")
     await ledger.join(replica())
     for ticket in await ledger.admit("g0", 2, 0):
-        await ledger.buffered(ticket.number, ticket.attempt, "b0", 0, 0, 10, True)
+        await ledger.buffered(ticket.number, ticket.attempt, "g0", "b0", 0, 0, 10, True)
     await ledger.take(1, [(0, 0)], "L1")
     await ledger.commit(1, 1, "L1")
     await ledger.set_aside(2, "L1", [Aside(0, 0, "stale", again=True)])

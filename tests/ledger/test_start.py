@@ -40,7 +40,7 @@ async def test_a_full_server_stops_producers_and_lets_work_finish(make_server, t
         async with await Ledger.connect(server.url, "r", deadline=50) as restarted:
             await restarted.open_run(terms())
             await restarted.join(replica(incarnation="b", name="g1"))
-        await ledger.buffered(0, 0, "b0", 0, 0, 1, True)
+        await ledger.buffered(0, 0, "g0", "b0", 0, 0, 1, True)
         await ledger.take(1, [(0, 0)], "L")
         await ledger.commit(1, 1, "L")
         await ledger.durable(1, "L")

@@ -16,7 +16,7 @@ async def stored(ledger, terms, replica):
     await ledger.claim_learner("L1")
     await ledger.join(replica())
     for ticket in await ledger.admit("g0", 8, 0):
-        await ledger.buffered(ticket.number, ticket.attempt, "b0", 0, 0, 10, True)
+        await ledger.buffered(ticket.number, ticket.attempt, "g0", "b0", 0, 0, 10, True)
     return ledger
 
 
@@ -156,7 +156,7 @@ async def test_a_buffer_far_behind_gets_everything(ledger, terms, replica):
     await ledger.join(replica())
     for step in range(1, 71):
         (ticket,) = await ledger.admit("g0", 1, step - 1)
-        await ledger.buffered(ticket.number, 0, "b0", step - 1, step - 1, 1, True)
+        await ledger.buffered(ticket.number, 0, "g0", "b0", step - 1, step - 1, 1, True)
         await step_of(ledger, step, 1, step, start=ticket.number)
         await ledger.durable(step, "L1")
     assert (await ledger.folded(1)).ranges == [(0, 69)]
@@ -175,7 +175,7 @@ async def test_closed_records_do_not_pile_up(ledger, terms, replica):
     assert audit.counts.dropped == {"no_signal": 1300}
     assert audit.counts.tokens["dropped"] == 3900
     with pytest.raises(FencedError, match="closed for good"):
-        await ledger.buffered((await ledger.folded()).ranges[0][0], 0, "b0", 0, 0, 3, True)
+        await ledger.buffered((await ledger.folded()).ranges[0][0], 0, "g0", "b0", 0, 0, 3, True)
 
 
 async def test_a_commit_trains_what_the_learner_names_and_gives_the_rest_back(stored):

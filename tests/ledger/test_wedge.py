@@ -15,7 +15,7 @@ async def test_a_prompt_that_wedges_is_given_up_also_across_a_resume(ledger, con
         return [(ticket.number, ticket.attempt) for ticket in await book.admit("g0", 9, 0)]
 
     assert await roll(ledger) == [(0, 0), (1, 0)]
-    await ledger.buffered(1, 0, "0", 0, 0, 5, True)
+    await ledger.buffered(1, 0, "g0", "0", 0, 0, 5, True)
     clock.advance(61)
     assert await roll(ledger) == [(0, 1)]
     clock.advance(61)
@@ -31,4 +31,4 @@ async def test_a_prompt_that_wedges_is_given_up_also_across_a_resume(ledger, con
     assert sum(counts.failed.values()) == 1
     assert await heir.end_of_data()
     with pytest.raises(FencedError):
-        await heir.buffered(0, attempt, "0", 0, 0, 5, True)
+        await heir.buffered(0, attempt, "g0", "0", 0, 0, 5, True)

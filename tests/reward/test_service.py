@@ -19,17 +19,20 @@ from slipstream.transport.memory import Hub
 class FakeLedger:
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.news = True
         self.calls: list[tuple] = []
 
-    async def scored(self, ticket, attempt, tokens, unscored):
-        self.calls.append(("scored", ticket, attempt, tokens, *([unscored] if unscored else [])))
+    async def scored(self, ticket, attempt, owner, tokens, unscored):
+        self.calls.append(("scored", ticket, attempt, owner, tokens, *([unscored] if unscored else [])))
         if self.error:
             raise self.error
+        return self.news
 
-    async def report_eval(self, job, item, version, result):
-        self.calls.append(("eval", job, item, version))
+    async def report_eval(self, job, item, owner, version, result):
+        self.calls.append(("eval", job, item, owner, version))
         if self.error:
             raise self.error
+        return self.news
 
 
 class FakeScorers:
@@ -119,16 +122,47 @@ async def test_a_group_is_scored_told_to_the_ledger_and_stored(bench):
     reply = await bench.score(frames_of("1", "0", unscored="aborted"))
     assert reply.status == OK
     # the book counts what has no reward, whatever becomes of the group
-    assert bench.ledger.calls == [("scored", 1, 0, 2, {"aborted": 1})]
+    assert bench.ledger.calls == [("scored", 1, 0, "o", 2, {"aborted": 1})]
     assert [sample.reward for sample in bench.stored[0].samples] == [1.0, 0.0, None]
     assert bench.metrics.samples._value.get() == 2
     assert bench.metrics.unscored.labels("aborted")._value.get() == 1
 
 
-async def test_a_reason_that_a_stranger_made_up_is_counted_as_other(bench):
-    reply = await bench.score(frames_of("1", "0", unscored="No: such\nreason"))
-    assert reply.status == OK
-    assert bench.ledger.calls[0][-1] == {"other": 1}
+@pytest.mark.parametrize("made_up", ["No: such\nreason", "exception", "timeout"])
+async def test_a_reason_that_is_not_an_engines_own_is_wiped_and_the_sample_scored(bench, made_up):
+    frames = frames_of("1", "0", unscored=made_up)
+    assert (await bench.score(frames)).status == OK
+    assert bench.ledger.calls[0][-1] == {"exception": 1}  # of its empty text, which was scored
+    assert bench.metrics.unscored.labels("exception")._value.get() == 1
+
+
+@pytest.mark.parametrize("unscored", ["", "aborted"])
+async def test_rewards_and_components_that_a_sender_claims_are_wiped(bench, unscored):
+    """A generator that sets its own could move the weights with 1e30."""
+    group, arrays = decode_group(frames_of("1", "0", unscored=unscored))
+    for sample in group.samples:
+        sample.reward, sample.components = 1e30, {"f": 1e30, "made up": 1.0}
+    assert (await bench.score(encode_group(group, arrays))).status == OK
+    (stored,) = bench.stored
+    assert [sample.reward for sample in stored.samples[:2]] == [1.0, 0.0]
+    assert [sample.components for sample in stored.samples[:2]] == [{"f": 1.0}, {"f": 0.0}]
+    assert [(s.reward, s.components, s.unscored) for s in stored.samples[2:]] == [(None, {}, "aborted")] * bool(
+        unscored
+    )
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_only_what_the_ledger_took_counts_as_a_strike(kind):
+    """A ticket never issued, and one that comes again, say nothing of how scoring goes."""
+    bench = Bench(window=2)
+    bench.ledger.error = FencedError("ticket 1 was never issued")
+    assert (await bench.score(frames_of("bad", "worse", kind=kind))).status == REFUSED
+    bench.ledger.error, bench.ledger.news = None, False
+    assert (await bench.score(frames_of("bad", "worse", kind=kind))).status == OK
+    assert bench.metrics.unscored.labels("exception")._value.get() == 0
+    bench.ledger.news = True
+    with pytest.raises(RunHalted, match="exception"):
+        await bench.score(frames_of("bad", "worse", kind=kind))
 
 
 async def test_a_scorer_that_throws_is_unscored_counted_and_logged_with_its_sample(bench, caplog):
@@ -164,7 +198,7 @@ async def test_what_the_buffer_says_goes_back_to_the_sender(bench):
 
 async def test_an_evaluation_item_is_reported_with_the_version_that_made_it(bench):
     assert (await bench.score(frames_of("1", kind="eval"))).status == OK
-    assert bench.ledger.calls == [("eval", "0:holdout", 1, 3)]
+    assert bench.ledger.calls == [("eval", "0:holdout", 1, "o", 3)]
     assert bench.stored == []
 
 

@@ -37,7 +37,8 @@ class FakeLedger:
         self.fenced = False
         self.asked: list[tuple[int, int]] = []
 
-    async def hand_over(self, ticket, attempt, tokens, partial, limit, to):
+    async def hand_over(self, ticket, attempt, owner, tokens, partial, limit, to):
+        assert owner == "rollout-0"
         self.handed.append((ticket, attempt, tokens, partial))
         if self.fenced:
             raise FencedError("taken over")
@@ -63,7 +64,8 @@ class FakeLedger:
     async def claim_eval(self, owner, count, version):
         return self.claims.pop(0) if self.claims else None
 
-    async def fail(self, ticket, attempt, reason, retry, detail):
+    async def fail(self, ticket, attempt, owner, reason, retry, detail):
+        assert owner == "rollout-0"
         self.failed.append((ticket, attempt, reason, detail))
         if self.fenced:
             raise FencedError("taken over")

@@ -20,4 +20,5 @@ class LedgerCalls:
         self._incarnations: dict[str, str] = {}
         self._grants: dict[str, int] = {}
         self._eval_grants: dict[str, int] = {}
+        self._unreadable: set[bytes] = set()
         self._one_claim: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

@@ -38,13 +38,16 @@ class EvalCalls(LedgerCalls):
             self._eval_grants[owner] = grant.number
         return EvalClaim(grant.job, grant.version, grant.items) if grant.items else None
 
-    async def report_eval(self, job: str, item: int, version: int, result: bytes) -> None:
-        """Give an item's result, made at `version`; the first one counts.
+    async def report_eval(self, job: str, item: int, owner: str, version: int, result: bytes) -> bool:
+        """Give the result of an item that `owner` has claimed, made at `version`.
+
+        Returns:
+            Whether it counts: the first one does.
 
         Raises:
-            FencedError: The job is closed, or began again at another version.
+            FencedError: The job is closed, or began again at another version, or the item is another member's.
         """
-        await self._book.do("report_eval", job, item, version, blobs=(result,))
+        return await self._book.call(bool, "report_eval", job, item, owner, version, blobs=(result,))
 
     async def eval_status(self, job: str) -> EvalStatus:
         """How far the job is."""

@@ -25,6 +25,7 @@
 --   folded      hash  groups:LABEL, tokens:LABEL of what the bitmaps hold
 --   folds       list  the newest folds, so that buffers can delete rows
 --   alive       zset  live members by expiry;  m:ID hash, owned:ID set of tickets, granted:ID list
+--   shards      hash  the member that holds each buffer shard; nobody else is believed to be it
 --   retired     zset  incarnations that were replaced and may not come back
 --   evals       zset  evaluations in order;  e:JOB hash, e:JOB:back set, e:JOB:claims and e:JOB:results hash,
 --                     items:ID set of what a member has claimed
@@ -223,6 +224,16 @@ local function held(number, attempt)
   return record
 end
 
+-- As `held`, for what only the member that rolls the ticket may say of it. A stored group keeps its owner's name.
+local function owned(number, attempt, owner)
+  local record = held(number, attempt)
+  if record.owner ~= '' and record.owner ~= owner then
+    refuse('FENCED', string.format('ticket %d attempt %d is of %s, not of %s', number, attempt, record.owner,
+      owner == '' and 'nobody' or owner))
+  end
+  return record
+end
+
 -- Fewer tokens than before: an attempt's report leaves some out, such as those of a sample that is refused.
 local function note_tokens(record, tokens)
   local more = tokens - record.tokens
@@ -328,6 +339,8 @@ end
 local function dismiss(id, blamed)
   return_tickets(id, blamed)
   return_items(id)
+  local shard = redis.call('HGET', key('m:' .. id), 'shard') or ''
+  if redis.call('HGET', key('shards'), shard) == id then redis.call('HDEL', key('shards'), shard) end
   redis.call('DEL', key('m:' .. id), key('owned:' .. id), key('granted:' .. id), key('items:' .. id))
   redis.call('ZREM', key('alive'), id)
 end
@@ -369,16 +382,22 @@ local function serve(id, member, version)
   if member.version ~= version then redis.call('HSET', key('m:' .. id), 'version', version) end
 end
 
-define('join', WRITES, function(id, incarnation, ttl_ms, fields)
+-- `shard` is the buffer shard that the member holds ('': none): one member holds it at a time.
+define('join', WRITES, function(id, incarnation, ttl_ms, shard, fields)
   refuse_retired(id, incarnation)
   expire()
+  local holder = redis.call('HGET', key('shards'), shard)
+  if holder and holder ~= id then
+    refuse('LEDGER', string.format('%s holds buffer shard %s; end it, or wait until its lease is over', holder, shard))
+  end
   local before = hash('m:' .. id)
   if before and before.incarnation ~= incarnation then
     retire(id, before.incarnation)
     dismiss(id, true)
     before = nil
   end
-  redis.call('HSET', key('m:' .. id), 'incarnation', incarnation, 'ttl_ms', ttl_ms, unpack(fields))
+  redis.call('HSET', key('m:' .. id), 'incarnation', incarnation, 'ttl_ms', ttl_ms, 'shard', shard, unpack(fields))
+  if shard ~= '' then redis.call('HSET', key('shards'), shard, id) end
   if not before then
     redis.call('HSET', key('m:' .. id), 'version', -1, 'detail', '{}', 'grant', 0, 'eval_grant', 0)
   end
@@ -400,15 +419,14 @@ end)
 
 define('expire', WRITES, function() expire() end)
 
+-- The id and the fields of each, packed one by one: one that announces nonsense must not spoil the others.
 define('members', READS, function()
   local found = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', key('alive'), '(' .. now, '+inf')) do
-    local flat = redis.call('HGETALL', key('m:' .. id))
-    flat[#flat + 1] = 'id'
-    flat[#flat + 1] = id
-    found[#found + 1] = flat
+    found[#found + 1] = id
+    found[#found + 1] = cmsgpack.pack(redis.call('HGETALL', key('m:' .. id)))
   end
-  return {found}
+  return nil, found
 end)
 
 ---------------------------------------------------------------------------------------------------- the run
@@ -653,15 +671,15 @@ local function refuse_gone(record)
   refuse('FENCED', string.format('ticket %d attempt %d is %s', record.number, record.attempt, label_of(record)))
 end
 
--- Several at once, each with an answer of its own: empty, or the code and the reason of a refusal. A refusal comes
--- before the first write, so the others are whole.
+-- Several at once, each with an answer of its own: empty with what the transition says, or the code and the reason of
+-- a refusal. A refusal comes before the first write, so the others are whole.
 local function each(transition)
   return function(groups)
     local answers = {}
     for i, group in ipairs(groups) do
       local ok, problem = pcall(transition, unpack(group))
       if ok then
-        answers[i] = {'', ''}
+        answers[i] = {'', problem or ''}
       elseif type(problem) == 'table' and problem.code then
         answers[i] = {problem.code, problem.message}
       else
@@ -672,9 +690,9 @@ local function each(transition)
   end
 end
 
-define('scored_all', WRITES, each(function(number, attempt, tokens, unscored)
-  local record = held(number, attempt)
-  if STORED[record.state] or record.state == 'scored' then return end   -- late or repeated: nothing to add
+define('scored_all', WRITES, each(function(number, attempt, owner, tokens, unscored)
+  local record = owned(number, attempt, owner)
+  if STORED[record.state] or record.state == 'scored' then return 'again' end   -- late or repeated: nothing to add
   if record.state ~= 'rolling' then refuse_gone(record) end
   note_tokens(record, tokens)
   for reason, samples in pairs(unscored) do add('unscored/' .. reason, samples) end
@@ -683,12 +701,13 @@ define('scored_all', WRITES, each(function(number, attempt, tokens, unscored)
   move(record, 'scored', {tokens = tokens, deadline = deadline})
 end))
 
-local function buffered(number, attempt, shard, oldest, newest, tokens, informative, bytes)
-  local record = held(number, attempt)
+-- The same group may come again with other rewards, from a second scoring: the first ones stay.
+local function buffered(number, attempt, owner, shard, oldest, newest, tokens, informative, bytes)
+  local record = owned(number, attempt, owner)
   if STORED[record.state] then
     if record.shard == shard and record.oldest == oldest and record.newest == newest
-      and record.tokens == tokens and record.informative == informative then return end
-    refuse('LEDGER', 'ticket ' .. number .. ' is already stored, with other contents')
+      and record.tokens == tokens then return end
+    refuse('FENCED', 'ticket ' .. number .. ' is already stored, with other contents')
   end
   if not FLIES[record.state] then refuse_gone(record) end
   local version, failures, largest = of_run('version', 'failures_in_row', 'largest')
@@ -700,8 +719,7 @@ local function buffered(number, attempt, shard, oldest, newest, tokens, informat
   forget_partial(record)
   note_tokens(record, tokens)
   move(record, 'buffered', {
-    shard = shard, oldest = oldest, newest = newest, tokens = tokens, informative = informative, owner = '',
-    bytes = bytes,
+    shard = shard, oldest = oldest, newest = newest, tokens = tokens, informative = informative, bytes = bytes,
   })
   if failures > 0 or bytes > largest then
     redis.call('HSET', key('run'), 'failures_in_row', 0, 'largest', math.max(bytes, largest))
@@ -711,14 +729,14 @@ end
 define('buffered', WRITES, buffered)
 define('buffered_all', WRITES, each(buffered))
 
-define('fail', WRITES, function(number, attempt, reason, retry, detail)
+define('fail', WRITES, function(number, attempt, owner, reason, retry, detail)
   local asked = attempt .. '|' .. reason .. '|' .. retry .. '|'
   local record = read(number)
   if record and string.sub(record.answered, 1, #asked) == asked then   -- repeated: the same answer again
     return {string.match(string.sub(record.answered, #asked + 1), '^(%a+)|(%d+)|(%d+)$')}
   end
-  record = held(number, attempt)
-  if not OPEN_AND_FREE[record.state] then refuse_gone(record) end
+  record = owned(number, attempt, owner)
+  if not FLIES[record.state] then refuse_gone(record) end   -- what is stored is not its owner's to give up
   local run = opened()
   local wait = BACKOFF_MS * 2 ^ math.min(record.tries, 16)
   if retry == 1 then reissue(record, run, reason, wait, true) else close(record, 'failed', reason) end
@@ -730,8 +748,9 @@ define('fail', WRITES, function(number, attempt, reason, retry, detail)
   return {string.match(answer, '^(%a+)|(%d+)|(%d+)$')}
 end)
 
-define('drop', WRITES, function(number, attempt, reason, tokens)
-  local record = held(number, attempt)
+-- `owner` is empty where the run itself leaves the group out.
+define('drop', WRITES, function(number, attempt, owner, reason, tokens)
+  local record = owner == '' and held(number, attempt) or owned(number, attempt, owner)
   if record.state == 'dropped' and record.reason == reason then return end
   if not OPEN_AND_FREE[record.state] then refuse_gone(record) end
   if tokens >= 0 then set_tokens(record, tokens) end
@@ -740,13 +759,13 @@ end)
 
 -- The attempt cannot be finished here: what it has sampled goes to the next one, if it fits into `limit` bytes
 -- with what other tickets have left. `to` names the member that shall have it ('': any).
-local function hand_over(number, attempt, tokens, limit, to, blob)
+local function hand_over(number, attempt, owner, tokens, limit, to, blob)
   local asked = attempt .. '|/over|'
   local record = read(number)
   if record and string.sub(record.answered, 1, #asked) == asked then   -- repeated: the same answer again
     return string.sub(record.answered, #asked + 1) == '1'
   end
-  record = held(number, attempt)
+  record = owned(number, attempt, owner)
   if not FLIES[record.state] then refuse_gone(record) end
   local before = redis.call('HSTRLEN', key('partials'), number)
   local all = counted('partial_bytes') - before + #blob
@@ -763,7 +782,9 @@ local function hand_over(number, attempt, tokens, limit, to, blob)
 end
 
 define('hand_over', GROWS, hand_over)
-define('hand_back', WRITES, function(number, attempt, tokens, to) return hand_over(number, attempt, tokens, 0, to, '') end)
+define('hand_back', WRITES, function(number, attempt, owner, tokens, to)
+  return hand_over(number, attempt, owner, tokens, 0, to, '')
+end)
 
 -- (version, groups) of those on their way to a buffer, by the version that each was admitted at.
 define('flying', READS, function()
@@ -1148,18 +1169,24 @@ define('claim_eval', GROWS, function(id, incarnation, wanted, served, acknowledg
   return {sending, job, pinned, given}
 end)
 
-define('report_eval', WRITES, function(job, index, version, result)
+-- Whoever has claimed the item reports it; what was reported stays, and a repeated call finds it there.
+define('report_eval', WRITES, function(job, index, owner, version, result)
   local fields = hash('e:' .. job)
   if not fields then refuse('FENCED', 'evaluation ' .. job .. ' is closed') end
   if fields.pinned ~= version then
     refuse('FENCED', string.format('evaluation %s is pinned to version %d, not %d', job, fields.pinned, version))
   end
   if index < 0 or index >= fields.items then refuse('LEDGER', 'evaluation ' .. job .. ' has no item ' .. index) end
-  local owner = redis.call('HGET', key('e:' .. job .. ':claims'), index)
-  if owner then redis.call('SREM', key('items:' .. owner), job .. ':' .. index) end
+  if redis.call('HEXISTS', key('e:' .. job .. ':results'), index) == 1 then return false end
+  local claimant = redis.call('HGET', key('e:' .. job .. ':claims'), index)
+  if claimant ~= owner then
+    refuse('FENCED', string.format('item %d of evaluation %s is claimed by %s, not by %s', index, job,
+      claimant or 'nobody', owner))
+  end
+  redis.call('SREM', key('items:' .. owner), job .. ':' .. index)
   redis.call('HDEL', key('e:' .. job .. ':claims'), index)
-  redis.call('SREM', key('e:' .. job .. ':back'), index)
-  redis.call('HSETNX', key('e:' .. job .. ':results'), index, result)
+  redis.call('HSET', key('e:' .. job .. ':results'), index, result)
+  return true
 end)
 
 define('eval_status', READS, function(job)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -10,11 +12,8 @@ import msgspec
 from slipstream.ledger.base import LedgerCalls
 from slipstream.ledger.records import Member, MemberInfo, pairs
 
-
-class _Members(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of each live member, in turn."""
-
-    found: list[list[str]]
+log = logging.getLogger("slipstream.ledger")
+_MOST_NAMED = 1000  # members whose nonsense is told once; beyond that they are passed over without a word
 
 
 class MemberCalls(LedgerCalls):
@@ -25,9 +24,10 @@ class MemberCalls(LedgerCalls):
 
         Raises:
             FencedError: This incarnation was replaced and may not come back.
+            LedgerError: Another member holds the buffer shard that this one says it is.
         """
         ttl_ms = round(member.ttl_s * 1000)
-        await self._book.do("join", member.id, member.incarnation, ttl_ms, member.fields())
+        await self._book.do("join", member.id, member.incarnation, ttl_ms, member.shard, member.fields())
         self._incarnations[member.id] = member.incarnation
 
     async def heartbeat(
@@ -52,16 +52,26 @@ class MemberCalls(LedgerCalls):
         await self._book.do("expire")
 
     async def members(self, role: str | None = None) -> list[MemberInfo]:
-        """The live members, of one role or of all, by id."""
-        reply = await self._book.call(_Members, "members")
-        found = [_read(flat) for flat in reply.found]
+        """The live members, of one role or of all, by id; one that announces nonsense is left out, with one line."""
+        _, flat = await self._book.call_with_blobs(NoneType, "members")
+        described = zip(flat[::2], flat[1::2], strict=True)
+        found = [info for name, fields in described if (info := self._readable(name, fields)) is not None]
         return sorted((info for info in found if role in (None, info.role)), key=lambda info: info.id)
+
+    def _readable(self, name: bytes, fields: bytes) -> MemberInfo | None:
+        try:
+            return _read(name, fields)
+        except (msgspec.DecodeError, ValueError, KeyError, RecursionError) as error:
+            if name not in self._unreadable and len(self._unreadable) < _MOST_NAMED:
+                self._unreadable.add(name)
+                log.warning("member %r announces nonsense and is left out: %s", name[:64], error)
+            return None
 
     def _incarnation(self, member_id: str) -> str:
         return self._incarnations.get(member_id, "")
 
 
-def _read(flat: list[str]) -> MemberInfo:
-    fields: dict[str, Any] = pairs(flat)
-    fields["detail"] = json.loads(fields["detail"])
+def _read(name: bytes, packed: bytes) -> MemberInfo:
+    fields: dict[str, Any] = pairs(msgspec.msgpack.decode(packed, type=list[str]))
+    fields |= {"id": name.decode(), "detail": json.loads(fields["detail"])}
     return msgspec.convert(fields, MemberInfo, strict=False)

@@ -127,7 +127,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A process that takes part. `incarnation` is new for each start of the process under the same `id`.
 
-    Without a heartbeat for `ttl_s` seconds the member is gone, and what it held goes back.
+    Without a heartbeat for `ttl_s` seconds the member is gone, and what it held goes back. `shard` is the buffer
+    shard that it holds, which no other live member may ('': none).
     """
 
     id: str
@@ -138,6 +139,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     incarnation: str = ""
     ttl_s: float = 15.0
+    shard: str = ""
 
     def fields(self) -> list[str]:
         """Its description as the ledger stores it: names and values in turn."""
@@ -146,7 +148,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A live member as the ledger knows it; `version` is the one it serves (-1: none yet)."""
+    """A live member as the ledger knows it; `version` is the one it serves (-1: none yet), `shard` what it holds."""
 
     id: str
     role: str
@@ -157,6 +159,7 @@ class MemberInfo(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     version: int
     detail: dict[str, Any] = {}
+    shard: str = ""
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True):

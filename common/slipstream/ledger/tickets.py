@@ -35,8 +35,8 @@ class _FailReply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TicketCalls(LedgerCalls):
-    """Calls about one ticket, fenced by its attempt: FencedError means that another attempt has taken over, or
-    that the ticket is closed; discard the group.
+    """Calls about one ticket, fenced by its attempt and by its owner, the member that rolls it: FencedError means
+    that another attempt has taken over, that the ticket is another member's, or that it is closed; discard the group.
     """
 
     def __init__(self, book: Connection) -> None:
@@ -75,7 +75,7 @@ class TicketCalls(LedgerCalls):
         return grant.read(partials)
 
     async def hand_over(
-        self, ticket: int, attempt: int, tokens: int, partial: bytes, limit: int, to: str = ""
+        self, ticket: int, attempt: int, owner: str, tokens: int, partial: bytes, limit: int, to: str = ""
     ) -> bool:
         """Give an unfinished group back with what was sampled of it, for the next attempt to go on with.
 
@@ -85,6 +85,7 @@ class TicketCalls(LedgerCalls):
         Args:
             ticket: Number.
             attempt: The attempt that held it.
+            owner: The member that held it.
             tokens: Completion tokens in the partial.
             partial: What the next attempt gets, as it is.
             limit: Bytes that all partials of the run may take up together.
@@ -95,14 +96,19 @@ class TicketCalls(LedgerCalls):
         """
         try:
             return await self._book.call(
-                bool, "hand_over", ticket, attempt, tokens, limit, to, blobs=(partial,)
+                bool, "hand_over", ticket, attempt, owner, tokens, limit, to, blobs=(partial,)
             )
         except LedgerFull:  # the ticket must go on all the same, and not wait for its deadline
-            return await self._book.call(bool, "hand_back", ticket, attempt, tokens, to)
+            return await self._book.call(bool, "hand_back", ticket, attempt, owner, tokens, to)
 
     async def scored(
-        self, ticket: int, attempt: int, tokens: int = 0, unscored: Mapping[str, int] | None = None
-    ) -> None:
+        self,
+        ticket: int,
+        attempt: int,
+        owner: str,
+        tokens: int = 0,
+        unscored: Mapping[str, int] | None = None,
+    ) -> bool:
         """The group has its rewards (rolling → scored); its deadline begins anew.
 
         Calls that are made while one is on its way go together.
@@ -110,19 +116,25 @@ class TicketCalls(LedgerCalls):
         Args:
             ticket: Number.
             attempt: The attempt that made the group.
+            owner: The member that made it.
             tokens: Completion tokens in the group.
             unscored: Its samples without a reward, by reason; counted once for each attempt.
-        """
-        await self._scored.call(ticket, attempt, tokens, dict(unscored or {}))
 
-    async def _scored_all(self, groups: Sequence[Sequence[Any]]) -> list[Exception | None]:
+        Returns:
+            Whether it was news: False where the group had been scored before.
+        """
+        said: str = await self._scored.call(ticket, attempt, owner, tokens, dict(unscored or {}))
+        return said != "again"
+
+    async def _scored_all(self, groups: Sequence[Sequence[Any]]) -> list[Exception | str]:
         answers = await self._book.call(list[tuple[str, str]], "scored_all", list(groups))
-        return [refusal(code, message) if code else None for code, message in answers]
+        return [refusal(code, message) if code else message for code, message in answers]
 
     async def buffered(
         self,
         ticket: int,
         attempt: int,
+        owner: str,
         shard: str,
         oldest: int,
         newest: int,
@@ -135,6 +147,7 @@ class TicketCalls(LedgerCalls):
         Args:
             ticket: Number.
             attempt: The attempt that made the group.
+            owner: The member that made it.
             shard: Where it lies.
             oldest: Version of its oldest token.
             newest: Version of its newest token.
@@ -144,9 +157,9 @@ class TicketCalls(LedgerCalls):
 
         Raises:
             StalenessError: `newest` is a version that the run has not made.
-            LedgerError: It is already stored with other contents.
+            FencedError: As above, or it is already stored with other contents.
         """
-        facts = (shard, oldest, newest, tokens, int(informative), size)
+        facts = (owner, shard, oldest, newest, tokens, int(informative), size)
         await self._book.do("buffered", ticket, attempt, *facts)
 
     async def buffered_all(self, groups: Sequence[Sequence[Any]]) -> list[Exception | None]:
@@ -156,28 +169,38 @@ class TicketCalls(LedgerCalls):
             groups: The arguments of `buffered`, in its order.
         """
         answers = await self._book.call(
-            list[tuple[str, str]], "buffered_all", [[*each[:6], int(each[6]), *each[7:]] for each in groups]
+            list[tuple[str, str]], "buffered_all", [[*each[:7], int(each[7]), *each[8:]] for each in groups]
         )
         return [refusal(code, message) if code else None for code, message in answers]
 
-    async def fail(self, ticket: int, attempt: int, reason: str, retry: bool, detail: str = "") -> Failure:
+    async def fail(
+        self, ticket: int, attempt: int, owner: str, reason: str, retry: bool, detail: str = ""
+    ) -> Failure:
         """The attempt failed: try again after a back-off of 1 s · 2^attempts, or give the ticket up.
 
         Args:
             ticket: Number.
             attempt: The attempt that failed.
+            owner: The member that rolls it; what is stored is no longer its to give up.
             reason: Short code; counted.
             retry: Whether another attempt makes sense; `max_attempts` bounds them.
             detail: What happened, for people; kept for the newest failure of the run.
         """
         code = check_reason(reason)
-        reply = await self._book.call(_FailReply, "fail", ticket, attempt, code, int(retry), detail[:500])
+        reply = await self._book.call(
+            _FailReply, "fail", ticket, attempt, owner, code, int(retry), detail[:500]
+        )
         return Failure(reply.state, int(reply.attempt), int(reply.retry_at_ms) / 1000)
 
-    async def drop(self, ticket: int, attempt: int, reason: str, tokens: int | None = None) -> None:
-        """Leave the group out on purpose (rolling, scored or buffered → dropped), with its token count."""
+    async def drop(
+        self, ticket: int, attempt: int, reason: str, tokens: int | None = None, owner: str = ""
+    ) -> None:
+        """Leave the group out on purpose (rolling, scored or buffered → dropped), with its token count.
+
+        `owner` is the member that made it, where it comes from one; without, the run itself leaves it out.
+        """
         count = -1 if tokens is None else tokens
-        await self._book.do("drop", ticket, attempt, check_reason(reason), count)
+        await self._book.do("drop", ticket, attempt, owner, check_reason(reason), count)
 
     async def flying(self) -> list[tuple[int, int]]:
         """(version, groups) of those on their way and not stored yet, by the version they were admitted at."""

@@ -55,7 +55,7 @@ class Site:
         self._serves = False
         self._lost: Callable[[], None] = lambda: None
         self._note: Callable[[], dict[str, Any]] = dict
-        self._endpoint = ""
+        self._endpoint = self._shard = ""
         self._keys: KeyPair | None = None
         self._senders: dict[str, Sender] = {}
         self._receivers: list[Receiver] = []
@@ -112,6 +112,7 @@ class Site:
         served: Callable[[], int | None] | None = None,
         lost: Callable[[], None] = lambda: None,
         note: Callable[[], dict[str, Any]] = dict,
+        shard: str = "",
     ) -> None:
         """Enter the books; from here on the heartbeat tells which version this process serves.
 
@@ -119,8 +120,9 @@ class Site:
             served: The version, or None before the first; not given by a role that serves none.
             lost: Called when the lease ran out, for then what we held has gone to others.
             note: What others should see of this process beside its metrics.
+            shard: The buffer shard that this process is; the others believe nobody else to be it.
         """
-        self._served, self._lost, self._note = served or self._served, lost, note
+        self._served, self._lost, self._note, self._shard = served or self._served, lost, note, shard
         self._serves = served is not None
         await self._enter()
         gc.collect()
@@ -171,6 +173,7 @@ class Site:
             host=socket.gethostname(),
             pid=os.getpid(),
             incarnation=self.incarnation,
+            shard=self._shard,
         )
         await self.ledger.join(member)
         self._heard = time.monotonic()
@@ -209,7 +212,7 @@ class Site:
 
     async def _follow_peers(self, sender: Sender, role: str) -> None:
         while not self._life.stopping:
-            members = await self.ledger.members(role)
+            members = [each for each in await self.ledger.members(role) if role != "buffer" or each.shard]
             key = self._keys.public if self._keys else None
             sender.set_peers({each.id: Peer(each.endpoint, each.incarnation, key) for each in members})
             await self._life.pause(SETTLED_SECONDS if sender.stats().ready else PEER_SECONDS)

@@ -113,7 +113,7 @@ class Intake:
         self._shelve(group.ticket)
 
     async def _drop(self, group: Group, reason: str) -> None:
-        await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count)
+        await self._ledger.drop(group.ticket, group.attempt, reason, group.token_count, group.owner)
         await self._show_dropped(reason, lambda: group)
         self._metrics.received.labels(reason).inc()
 
@@ -144,7 +144,7 @@ class Intake:
     def _facts(self, group: Group, frames: Frames) -> tuple[object, ...]:
         versions = (group.oldest_version, group.newest_version)
         facts = (*versions, group.token_count, group.informative, size_of(frames))
-        return (group.ticket, group.attempt, self._shard, *facts)
+        return (group.ticket, group.attempt, group.owner, self._shard, *facts)
 
     def _refuse(self, reason: str, ticket: int | None) -> Reply:
         self._metrics.received.labels("refused").inc()

@@ -51,7 +51,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             life.watch("intake", intake.run())
             life.watch("housekeeping", offers.keep_house(life))
             life.watch("book", BookMetrics(metrics).follow(site.ledger, life))
-            await site.join()
+            await site.join(shard=offers.shard)
             life.drains()
             async for delivery in arrivals(receiver, life):
                 life.watch("answer", _answer(delivery, intake, offers), endless=False)

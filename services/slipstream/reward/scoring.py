@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from slipstream.config.services import RewardFunction
 from slipstream.errors import UserError
 from slipstream.headers import encode_header
-from slipstream.messages import Group
+from slipstream.messages import ENGINE_REASONS, Group
 from slipstream.questions import EvaluationResult
 from slipstream.rewards.base import Scored
 
@@ -50,6 +50,14 @@ class NamedRewards:
             f"samples, only {', '.join(own) or 'plain numbers'}",
             "take the name out or mend it",
         )
+
+
+def wipe(group: Group) -> None:
+    """Forget whatever its sender says of rewards: only what an engine can say of a sample stays, as unscored."""
+    for sample in group.samples:
+        sample.reward, sample.components = None, {}
+        if sample.unscored not in ENGINE_REASONS:
+            sample.unscored = ""
 
 
 def apply_scores(group: Group, scored: Sequence[Scored]) -> None:

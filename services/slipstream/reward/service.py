@@ -14,7 +14,7 @@ from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.messages import Frames, Group, check_run, decode_group, encode_scored
 from slipstream.prompts.fitting import reward_specs
-from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result
+from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, wipe
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
 from slipstream.run_folder import RunFolder
@@ -86,12 +86,7 @@ class RewardService:
             return Reply(REFUSED, f"malformed: {error}")
         await self._score(group)
         try:
-            if group.kind == "eval":
-                await self._ledger.report_eval(
-                    group.job, group.ticket, group.oldest_version, evaluation_result(group)
-                )
-                return Reply(OK)
-            await self._ledger.scored(group.ticket, group.attempt, group.token_count, group.unscored_samples)
+            news = await self._book(group)
         except FencedError as error:
             return Reply(REFUSED, str(error))
         except LedgerError as error:
@@ -99,10 +94,24 @@ class RewardService:
                 log, "ticket %d cannot be told to the ledger: %s", group.ticket, error, ticket=group.ticket
             )
             return Reply(RETRY, str(error))
+        if news:  # what the ledger does not take, or has taken before, says nothing of how scoring goes
+            self._count(group)
+        if group.kind == "eval":
+            return Reply(OK)
         return await self._store(group, encode_scored(group, frames))
+
+    async def _book(self, group: Group) -> bool:
+        """Tell the ledger, as the group's owner; returns whether it was news."""
+        number, owner = group.ticket, group.owner
+        if group.kind == "eval":
+            result = evaluation_result(group)
+            return await self._ledger.report_eval(group.job, number, owner, group.oldest_version, result)
+        facts = (group.token_count, group.unscored_samples)
+        return await self._ledger.scored(number, group.attempt, owner, *facts)
 
     async def _score(self, group: Group) -> None:
         started = time.monotonic()
+        wipe(group)
         waiting = [index for index, sample in enumerate(group.samples) if not sample.unscored]
         texts = [group.samples[index].text for index in waiting]
         scored = await self._scorers.score_group(group.prompt, texts, group.columns) if texts else []
@@ -111,7 +120,6 @@ class RewardService:
         group.score_seconds = time.monotonic() - started
         if group.kind == "train":
             tracing.span("score", group.run, group.ticket, group.attempt, group.score_seconds)
-        self._count(group)
 
     def _tell(self, group: Group, indexes: Sequence[int], scored: Sequence[Scored]) -> None:
         """Say why samples are unscored; a few lines in each stretch of time, the others are counted."""

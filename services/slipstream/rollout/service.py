@@ -250,7 +250,7 @@ class Rollout:
         limit = self._parts.config.rollout.handover_mb << 20
         try:
             kept = await self._parts.ledger.hand_over(
-                ticket.number, ticket.attempt, rest.tokens, rest.partial, limit, rest.to
+                ticket.number, ticket.attempt, self._parts.name, rest.tokens, rest.partial, limit, rest.to
             )
         except FencedError:
             return "fenced"
@@ -268,7 +268,9 @@ class Rollout:
         what = f"ticket {ticket.number} attempt {ticket.attempt} failed"
         log.warning("%s (%s): %s", what, reason, detail, extra={"ticket": ticket.number})
         try:
-            await self._parts.ledger.fail(ticket.number, ticket.attempt, reason, retry=True, detail=detail)
+            await self._parts.ledger.fail(
+                ticket.number, ticket.attempt, self._parts.name, reason, retry=True, detail=detail
+            )
         except FencedError:
             return "fenced"
         return reason

@@ -21,6 +21,7 @@ from slipstream.ledger.records import Failure, MemberExpired, RunTerms, Ticket
 from slipstream.staleness import age
 
 OPEN = ("issued", "rolling", "scored", "buffered", "taken")
+FLIES = ("rolling", "scored")
 _examples = itertools.count()
 
 
@@ -90,7 +91,7 @@ class Model:
 
     def dismiss(self, owner: str, blamed: bool) -> None:
         for record in self.records.values():
-            if record.owner == owner:
+            if record.owner == owner and record.state in FLIES:
                 self.reissue(record, "lease_lost", blamed=blamed)
         self.members.pop(owner, None)
         self.granted.pop(owner, None)
@@ -107,6 +108,15 @@ class Model:
             raise FencedError
         record = self.records[number]
         if record.attempt != attempt or (record.state == "trained" and record.step <= self.durable):
+            raise FencedError
+        return record
+
+    def owner_of(self, number: int) -> str:
+        return self.records[number].owner if number in self.records else ""
+
+    def owned(self, number: int, attempt: int, owner: str) -> Record:
+        record = self.held(number, attempt)
+        if record.owner not in ("", owner):
             raise FencedError
         return record
 
@@ -172,12 +182,12 @@ class Model:
     def issue(self, room: int) -> list[int]:
         return list(range(self.low, min(self.low + room, self.END)))
 
-    def hand_over(self, number: int, attempt: int, tokens: int, to: str, blob: bytes) -> bool:
+    def hand_over(self, number: int, attempt: int, owner: str, tokens: int, to: str, blob: bytes) -> bool:
         asked = (attempt, "/over", True)
         if number in self.records and not self.folded(number) and asked in self.records[number].answers:
             return bool(self.records[number].answers[asked])
-        record = self.held(number, attempt)
-        if record.state not in ("rolling", "scored"):
+        record = self.owned(number, attempt, owner)
+        if record.state not in FLIES:
             raise FencedError
         others = sum(len(each.partial[1]) for each in self.records.values() if each is not record)
         fits = tokens > 0 and others + len(blob) <= self.LIMIT
@@ -195,33 +205,33 @@ class Model:
         states = ("rolling", "scored")
         return sorted(Counter(r.admitted for r in self.records.values() if r.state in states).items())
 
-    def scored(self, number: int, attempt: int, tokens: int) -> None:
-        record = self.held(number, attempt)
+    def scored(self, number: int, attempt: int, owner: str, tokens: int) -> None:
+        record = self.owned(number, attempt, owner)
         if record.state == "rolling":
             record.state, record.stamps = "scored", (0, 0, tokens)
             record.deadline = self.now + self.DEADLINE
         elif record.state in ("issued", "dropped", "failed"):
             raise FencedError
 
-    def buffered(self, number: int, attempt: int, stamps: tuple[int, int, int]) -> None:
-        record = self.held(number, attempt)
+    def buffered(self, number: int, attempt: int, owner: str, stamps: tuple[int, int, int]) -> None:
+        record = self.owned(number, attempt, owner)
         if record.state in ("buffered", "taken", "trained"):
             if record.stamps != stamps:
-                raise LedgerError
+                raise FencedError
         elif record.state not in ("rolling", "scored"):
             raise FencedError
         elif stamps[1] > self.version:
             raise StalenessError
         else:
-            record.state, record.stamps, record.owner, record.partial = "buffered", stamps, "", (0, b"")
+            record.state, record.stamps, record.partial = "buffered", stamps, (0, b"")
 
-    def fail(self, number: int, attempt: int, reason: str, retry: bool) -> Failure:
+    def fail(self, number: int, attempt: int, owner: str, reason: str, retry: bool) -> Failure:
         asked = (attempt, reason, retry)
         if number in self.records and not self.folded(number) and asked in self.records[number].answers:
             found: Failure = self.records[number].answers[asked]
             return found
-        record = self.held(number, attempt)
-        if record.state not in ("rolling", "scored", "buffered"):
+        record = self.owned(number, attempt, owner)
+        if record.state not in FLIES:
             raise FencedError
         wait = 2.0**record.tries
         if retry:
@@ -233,8 +243,8 @@ class Model:
         record.answers = {asked: answer}
         return answer
 
-    def drop(self, number: int, attempt: int, reason: str) -> None:
-        record = self.held(number, attempt)
+    def drop(self, number: int, attempt: int, owner: str, reason: str) -> None:
+        record = self.owned(number, attempt, owner or self.owner_of(number))
         if record.state == "dropped" and record.reason == reason:
             return
         if record.state not in ("rolling", "scored", "buffered"):
@@ -374,6 +384,10 @@ class Twin:
     def attempt_of(self, number: int, lag: int) -> int:
         known = number in self.model.records
         return self.model.records[number].attempt - lag if known else self.model.attempt_base
+
+    def owner_of(self, number: int, foreign: bool = False) -> str:
+        """Who rolls or has rolled the ticket, or somebody else."""
+        return "g9" if foreign else self.model.owner_of(number) or "g0"
 
     def check_books(self) -> None:
         audit = self.run(self.ledger.audit())

@@ -23,6 +23,7 @@ SHRINK = "LEDGER_SHRINK" in os.environ  # a failing example is long without it, 
 owners = st.sampled_from(OWNERS)
 numbers = st.integers(0, END)
 picks = st.integers(0, 99)  # hypothesis prefers small values and first choices, so the usual comes first
+foreigners = st.sampled_from([False, False, False, False, False, True])
 lags = st.sampled_from([0, 0, 0, 0, 1])
 stamped = st.sampled_from([0, 0, 0, 0, -1, -1, -2, 1])
 
@@ -37,6 +38,7 @@ class Machine(RuleBasedStateMachine):
         self.twin = type(self).twin_type()
         self.model = self.twin.model
         self.both, self.run, self.attempt_of = self.twin.both, self.twin.run, self.twin.attempt_of
+        self.owner_of = self.twin.owner_of
         self.lost: dict[str, bool] = {}
         self.learners = 0
         for owner in OWNERS:
@@ -65,7 +67,10 @@ class Machine(RuleBasedStateMachine):
 
     def keep_busy(self, owner: str) -> None:
         """Most calls are only interesting while tickets are in flight."""
-        if not any(record.owner == owner for record in self.model.records.values()):
+        if not any(
+            record.owner == owner and record.state in ("rolling", "scored")
+            for record in self.model.records.values()
+        ):
             self.join(owner)
             self.admit(owner, self.model.BATCH, 0, False, False)
 
@@ -124,55 +129,65 @@ class Machine(RuleBasedStateMachine):
         if self.lost[owner]:
             self.ledger._grants[owner] = seen
 
-    @rule(pick=picks, lag=lags, tokens=st.integers(0, 9))
-    def scored(self, pick: int, lag: int, tokens: int) -> None:
+    @rule(pick=picks, lag=lags, foreign=foreigners, tokens=st.integers(0, 9))
+    def scored(self, pick: int, lag: int, foreign: bool, tokens: int) -> None:
         number = self.choose(pick, "rolling")
-        attempt = self.attempt_of(number, lag)
-        self.both(
-            lambda: self.ledger.scored(number, attempt, tokens),
-            lambda: self.model.scored(number, attempt, tokens),
-        )
+        attempt, owner = self.attempt_of(number, lag), self.owner_of(number, foreign)
 
-    @rule(pick=picks, lag=lags, tokens=st.integers(0, 9), newest=stamped, span=st.integers(0, 2))
-    def buffered(self, pick: int, lag: int, tokens: int, newest: int, span: int) -> None:
+        async def real() -> None:
+            await self.ledger.scored(number, attempt, owner, tokens)
+
+        self.both(real, lambda: self.model.scored(number, attempt, owner, tokens))
+
+    @rule(
+        pick=picks,
+        lag=lags,
+        foreign=foreigners,
+        tokens=st.integers(0, 9),
+        newest=stamped,
+        span=st.integers(0, 2),
+    )
+    def buffered(self, pick: int, lag: int, foreign: bool, tokens: int, newest: int, span: int) -> None:
         number = self.choose(pick, "rolling", "scored", "buffered")
-        attempt = self.attempt_of(number, lag)
+        attempt, owner = self.attempt_of(number, lag), self.owner_of(number, foreign)
         newest = max(0, self.model.version + newest)
-        self.store(number, attempt, (max(0, newest - span), newest, tokens))
+        self.store(number, attempt, owner, (max(0, newest - span), newest, tokens))
 
-    def store(self, number: int, attempt: int, stamps: tuple[int, int, int]) -> None:
+    def store(self, number: int, attempt: int, owner: str, stamps: tuple[int, int, int]) -> None:
         self.both(
-            lambda: self.ledger.buffered(number, attempt, "b", *stamps, True),
-            lambda: self.model.buffered(number, attempt, stamps),
+            lambda: self.ledger.buffered(number, attempt, owner, "b", *stamps, True),
+            lambda: self.model.buffered(number, attempt, owner, stamps),
         )
 
     @rule(
         pick=picks,
         lag=lags,
+        foreign=foreigners,
         reason=st.sampled_from(["engine", "reward"]),
         retry=st.sampled_from([True, True, False]),
     )
-    def fail(self, pick: int, lag: int, reason: str, retry: bool) -> None:
+    def fail(self, pick: int, lag: int, foreign: bool, reason: str, retry: bool) -> None:
         number = self.choose(pick, "rolling", "scored", "buffered")
-        attempt = self.attempt_of(number, lag)
+        attempt, owner = self.attempt_of(number, lag), self.owner_of(number, foreign)
         self.both(
-            lambda: self.ledger.fail(number, attempt, reason, retry),
-            lambda: self.model.fail(number, attempt, reason, retry),
+            lambda: self.ledger.fail(number, attempt, owner, reason, retry),
+            lambda: self.model.fail(number, attempt, owner, reason, retry),
         )
 
     @rule(
         pick=picks,
         lag=lags,
+        foreign=foreigners,
         tokens=st.sampled_from([0, 3, 5, 9]),
         to=st.sampled_from(["", "", *OWNERS, "g9"]),
         blob=st.binary(min_size=1, max_size=8),
     )
-    def hand_over(self, pick: int, lag: int, tokens: int, to: str, blob: bytes) -> None:
+    def hand_over(self, pick: int, lag: int, foreign: bool, tokens: int, to: str, blob: bytes) -> None:
         number = self.choose(pick, "rolling", "scored")
-        attempt = self.attempt_of(number, lag)
+        attempt, owner = self.attempt_of(number, lag), self.owner_of(number, foreign)
         self.both(
-            lambda: self.ledger.hand_over(number, attempt, tokens, blob, self.model.LIMIT, to),
-            lambda: self.model.hand_over(number, attempt, tokens, to, blob),
+            lambda: self.ledger.hand_over(number, attempt, owner, tokens, blob, self.model.LIMIT, to),
+            lambda: self.model.hand_over(number, attempt, owner, tokens, to, blob),
         )
 
     @rule()
@@ -181,13 +196,19 @@ class Machine(RuleBasedStateMachine):
         self.both(lambda: self.ledger.flying(), self.model.flying)
         self.twin.again, self.twin.answer = again
 
-    @rule(pick=picks, lag=lags, reason=st.sampled_from(["age", "no_signal"]))
-    def drop(self, pick: int, lag: int, reason: str) -> None:
+    @rule(
+        pick=picks,
+        lag=lags,
+        foreign=foreigners,
+        by_run=st.booleans(),
+        reason=st.sampled_from(["age", "no_signal"]),
+    )
+    def drop(self, pick: int, lag: int, foreign: bool, by_run: bool, reason: str) -> None:
         number = self.choose(pick, "rolling", "scored", "buffered")
-        attempt = self.attempt_of(number, lag)
+        attempt, owner = self.attempt_of(number, lag), "" if by_run else self.owner_of(number, foreign)
         self.both(
-            lambda: self.ledger.drop(number, attempt, reason),
-            lambda: self.model.drop(number, attempt, reason),
+            lambda: self.ledger.drop(number, attempt, reason, owner=owner),
+            lambda: self.model.drop(number, attempt, owner, reason),
         )
 
     @rule(chosen=st.lists(numbers, max_size=4, unique=True), lag=lags)
@@ -207,7 +228,7 @@ class Machine(RuleBasedStateMachine):
         """Moves the run on, so that many steps are reached."""
         for number, record in self.model.records.items():
             if record.state in ("rolling", "scored"):
-                self.store(number, record.attempt, (0, self.model.version, 5))
+                self.store(number, record.attempt, record.owner, (0, self.model.version, 5))
 
     @rule(owner=owners)
     def whole_step(self, owner: str) -> None:
