@@ -19,6 +19,7 @@ import numpy as np
 
 from slipstream.config.load import load_config
 from slipstream.config.schema import Config
+from slipstream.contract import contract_of
 from slipstream.learner.intake_draw import Draw
 from slipstream.learner.restore import Line
 from slipstream.ledger.records import RunTerms, Ticket
@@ -139,7 +140,12 @@ class Learner:
             await site.ledger.claim_learner(site.incarnation)
             await site.join()
             parts: Any = SimpleNamespace(
-                config=self._config, ledger=site.ledger, learner=site.incarnation, sender=sender
+                config=self._config,
+                ledger=site.ledger,
+                learner=site.incarnation,
+                sender=sender,
+                contract=contract_of(self._config, self._terms()),
+                poison=None,
             )
             await self._steps(Draw(parts), site.ledger, site.incarnation)
 

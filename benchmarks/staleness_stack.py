@@ -29,6 +29,7 @@ from slipstream.buffer.service import _answer as answer_buffer
 from slipstream.buffer.store import Store
 from slipstream.config.load import build
 from slipstream.config.schema import Config
+from slipstream.contract import Contract, contract_of
 from slipstream.learner.intake_draw import Batch, Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.ledger.client import Ledger
@@ -43,7 +44,9 @@ from slipstream.rollout.engines.simulated_config import SimulatedConfig
 from slipstream.rollout.episode import seeds_of
 from slipstream.rollout.roller import Roller
 from slipstream.rollout.service import Rollout
+from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import BufferMetrics, RewardMetrics, RolloutMetrics
+from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import Peer, Receiver, ReceiverOptions, Sender, SenderOptions
 from slipstream.transport.memory import Hub
 
@@ -197,6 +200,7 @@ class Stack:
         self.case, self.config, self.ledger, self.hub, self.life = case, config, ledger, hub, life
         self.version = 0
         self.sender: Sender
+        self.contract: Contract
         self._open = AsyncExitStack()
 
     async def start(self, folder: Path, stack: AsyncExitStack) -> None:
@@ -208,16 +212,19 @@ class Stack:
         metrics = BufferMetrics()
         store = Store(folder / "0.sqlite", sync=False)
         stack.callback(store.close)
-        offers = Offers(self.config, self.ledger, store, 0, metrics)
+        self.contract = contract = contract_of(self.config, (await self.ledger.state()).terms)
+        poison = AsideLog(SampleLog(folder / "poison.jsonl", 1.0))
+        offers = Offers(self.config, contract, self.ledger, store, 0, metrics, poison)
         await offers.catch_up()
         intake = Intake(
-            self.config, self.ledger, store, "0", offers.quota, offers.shelve, offers.doubt, metrics
+            self.config, contract, self.ledger, store, "0", offers.quota, offers.shelve, offers.doubt, metrics
         )
         self.life.watch("intake", intake.run())
         self.life.watch("housekeeping", offers.keep_house(self.life))
         self.life.watch("buffer", self._each(buffer, lambda delivery: answer_buffer(delivery, intake, offers)))
         scoring = RewardService(
             self.config,
+            contract,
             self.ledger,
             Scorers(),  # type: ignore[arg-type]
             await self._sender("buffer-0", buffer, stack),
@@ -249,7 +256,7 @@ class Stack:
             ledger=self.ledger,
             engine=engine,
             follower=Follower(self, engine),
-            roller=Roller(self.config, engine, sender, tokenizer, metrics),
+            roller=Roller(self.config, self.contract, engine, sender, tokenizer, metrics),
             prompts=Prompts(Prompt(index, "", (index,), {}, CAP * MEAN) for index in range(PROMPTS)),
             evaluations={},
             metrics=metrics,
@@ -267,7 +274,14 @@ class Stack:
 
     async def batches(self) -> AsyncIterator[tuple[int, Batch]]:
         """The learner: yields (version, batch) as each step begins, and goes on after the time of a step."""
-        parts: Any = SimpleNamespace(config=self.config, ledger=self.ledger, learner="L", sender=self.sender)
+        parts: Any = SimpleNamespace(
+            config=self.config,
+            ledger=self.ledger,
+            learner="L",
+            sender=self.sender,
+            contract=self.contract,
+            poison=None,
+        )
         draw, seconds = Draw(parts), self.case.step_seconds()
         for step in range(1, self.case.steps + 1):
             while isinstance(drawn := await draw.batch(Line(step - 1, step - 1)), Waiting):

@@ -118,6 +118,15 @@ class RunFolder:
         """Groups that were dropped and why, one JSON line each, a few of many."""
         return self.path / "dropped.jsonl"
 
+    def poison(self, process: str) -> Path:
+        """Groups that could not be trained on, one JSON line each, as a process met them."""
+        return self.path / "poison" / f"{process}.jsonl"
+
+    @property
+    def trials(self) -> Path:
+        """What the learner is training on, and which groups were there when one died."""
+        return self.path / "poison" / "trials.json"
+
     def buffer(self, shard: int) -> Path:
         """The store of one buffer shard."""
         return self.path / "buffer" / f"shard-{shard}.sqlite"
@@ -134,6 +143,7 @@ class RunFolder:
                 self.redis,
                 self.logs,
                 self.path / "buffer",
+                self.path / "poison",
                 self.path / "attempts",
             ):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ LIBRARIES = {
     "attempt_end": set(),
     "checkpoint": {"msgspec", "xxhash"},
     "conditions": set(),
+    "contract": {"numpy"},
     "config": {"pydantic", "yaml"},
     "errors": set(),
     "frames": {"numpy"},

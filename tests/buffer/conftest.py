@@ -17,11 +17,14 @@ from slipstream.buffer.showing import show_nothing
 from slipstream.buffer.store import Store
 from slipstream.config.load import build
 from slipstream.config.schema import Config
+from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import FencedError, LedgerError
 from slipstream.ledger.records import Folded
 from slipstream.messages import Frame, Group, GroupArrays, Sample, encode_group
 from slipstream.questions import Fetch, Offer
+from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import BufferMetrics
+from slipstream.telemetry.samples import SampleLog
 
 
 @dataclass
@@ -157,6 +160,16 @@ def metrics() -> BufferMetrics:
 
 
 @pytest.fixture
+def contract() -> Contract:
+    return Contract(GroupTerms(run="r"))
+
+
+@pytest.fixture
+def poison(tmp_path: Path) -> AsideLog:
+    return AsideLog(SampleLog(tmp_path / "poison.jsonl", 1.0))
+
+
+@pytest.fixture
 def make_config() -> Callable[..., Config]:
     def make(**sections: dict[str, Any]) -> Config:
         tree: dict[str, Any] = {
@@ -173,21 +186,32 @@ def make_config() -> Callable[..., Config]:
 
 @pytest.fixture
 def make_offers(
-    ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
+    ledger: FakeLedger,
+    store: Store,
+    metrics: BufferMetrics,
+    make_config: Callable[..., Config],
+    contract: Contract,
+    poison: AsideLog,
 ) -> Callable[..., Offers]:
     def make(index: int = 0, dropped: Any = show_nothing, **sections: dict[str, Any]) -> Offers:
-        return Offers(make_config(**sections), ledger, store, index, metrics, dropped)  # type: ignore[arg-type]
+        config = make_config(**sections)
+        return Offers(config, contract, ledger, store, index, metrics, poison, dropped)  # type: ignore[arg-type]
 
     return make
 
 
 @pytest.fixture
 def make_intake(
-    ledger: FakeLedger, store: Store, metrics: BufferMetrics, make_config: Callable[..., Config]
+    ledger: FakeLedger,
+    store: Store,
+    metrics: BufferMetrics,
+    make_config: Callable[..., Config],
+    contract: Contract,
 ) -> Callable[..., Intake]:
     def make(offers: Offers, **sections: dict[str, Any]) -> Intake:
         config = make_config(**sections)
-        return Intake(config, ledger, store, "0", offers.quota, offers.shelve, offers.doubt, metrics)  # type: ignore[arg-type]
+        parts = (offers.quota, offers.shelve, offers.doubt, metrics)
+        return Intake(config, contract, ledger, store, "0", *parts)  # type: ignore[arg-type]
 
     return make
 

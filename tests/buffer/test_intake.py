@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from slipstream.buffer import offers as offers_module
+from slipstream.contract import Contract, GroupTerms
 from slipstream.questions import Offered
 from slipstream.transport.base import OK, REFUSED, RETRY
 
@@ -219,3 +220,14 @@ async def test_a_group_is_booked_and_dropped_in_the_name_of_its_owner(running, l
     await intake.store(make_group(1)[1])
     await intake.store(make_group(2, rewards=(None, None))[1])
     assert ledger.owners == ["rollout-0", "rollout-0"]
+
+
+async def test_a_group_of_another_tokenizer_is_refused_and_stored_nowhere(
+    make_intake, make_offers, store, make_group, monkeypatch
+):
+    offers = make_offers()
+    intake = make_intake(offers)
+    monkeypatch.setattr(intake, "_contract", Contract(GroupTerms(run="r", vocabulary=3)))
+    reply = await intake.store(make_group(1)[1])
+    assert (reply.status, len(store)) == ("refused", 0)
+    assert reply.reason == "malformed: token_ids[3]: id 3, the model's vocabulary has 3"

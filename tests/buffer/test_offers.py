@@ -8,6 +8,7 @@ import sqlite3
 import threading
 
 import msgspec
+import numpy as np
 import pytest
 
 from slipstream.buffer import offers as offers_module
@@ -357,3 +358,23 @@ async def test_a_dropped_group_that_cannot_be_read_is_not_shown_and_stops_nobody
     assert ready(await offers.offer(ask(dropped=[(1, "stale"), (2, "stale")]))) == [2]
     assert [line["ticket"] for line in read_lines(tmp_path / "dropped.jsonl")] == [2]
     assert threading.main_thread() not in threads
+
+
+async def test_what_the_disk_made_of_a_group_is_kept_aside_and_the_group_is_rolled_out_anew(
+    make_offers, ledger, store, shelve, ask, fetch, make_group, tmp_path
+):
+    """A poison group that was put into the buffer's file itself never reaches the learner."""
+    offers = make_offers()
+    shelve(offers, 1, 2)
+    _, frames = make_group(2)
+    bad = np.frombuffer(frames[2], "<i4").copy()
+    bad[0] = -5
+    store._db.execute("UPDATE groups SET ids = ? WHERE ticket = 2", (bad.tobytes(),))
+    await offers.offer(ask())
+    reply = await offers.fetch(fetch(1, 2))
+    assert found(reply) == ([1], [])
+    assert decode_group(reply.frames[1:5])[0].ticket == 1
+    (line,) = read_lines(tmp_path / "poison.jsonl")
+    assert (line["ticket"], line["why"]) == (2, "token_ids[0]: -5 is no token id")
+    await offers.offer(ask(recheck=True))
+    assert ledger.states_of[2] == "issued"

@@ -9,12 +9,16 @@ import msgspec
 import pytest
 
 from slipstream.config.load import build
+from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import RunHalted, TransportTimeout
 from slipstream.learner.intake_draw import Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.ledger.records import Aside, Refusal, Taken
 from slipstream.messages import encode_group, encode_header
 from slipstream.questions import Fetch, Found, Offer, Offered, Stored
+from slipstream.run_folder import read_lines
+from slipstream.telemetry.aside import AsideLog
+from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import OK, RETRY, Reply
 
 
@@ -96,7 +100,7 @@ class FakeSender:
 
 
 @pytest.fixture
-def bench(make_group):
+def bench(make_group, tmp_path):
     def make(shards=1, groups=2, policy="token", eta=1, drop_last=False, **buffer):
         tree = {
             "run": {"name": "r", "steps": 5},
@@ -107,7 +111,11 @@ def bench(make_group):
             "buffer": {"shards": shards, **buffer},
         }
         ledger, sender = FakeLedger(), FakeSender(shards, make_group)
-        parts = SimpleNamespace(config=build(tree)[0], ledger=ledger, sender=sender, learner="me")
+        contract = Contract(GroupTerms(run="test", vocabulary=40, context=128))
+        poison = AsideLog(SampleLog(tmp_path / "poison.jsonl", 1.0))
+        parts = SimpleNamespace(
+            config=build(tree)[0], ledger=ledger, sender=sender, learner="me", contract=contract, poison=poison
+        )
         return SimpleNamespace(draw=Draw(parts), ledger=ledger, sender=sender)
 
     return make
@@ -384,3 +392,34 @@ async def test_a_group_that_comes_damaged_is_not_trained_on_and_its_shard_compar
     assert "step 1: a group came damaged: digest" in caplog.text
     rig.sender.held[0][2] = sound
     assert await tickets(rig) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "version", "why"),
+    [
+        ([5, 2, 6, 40], 0, "token_ids[3]: id 40, the model's vocabulary has 40"),
+        ([5, 2, 6, 2], 9, "versions: version 9, but the learner is at 0"),
+    ],
+)
+async def test_a_group_that_cannot_be_trained_on_has_failed_and_the_step_is_made_with_others(
+    bench, tmp_path, ids, version, why
+):
+    rig = bench()
+    rig.sender.store(0, 1, 2)
+    group, arrays = rig.sender.make_group([1], [ids[:2], ids[2:]], [1.0, 0.0], ticket=1, version=version)
+    rig.sender.held[0][1] = encode_group(group, arrays)
+    assert (await tickets(rig)).reason == "1 groups of step 1 could not be trained on"
+    assert rig.ledger.aside == [Aside(1, 0, "poison", failed=True)]
+    (line,) = read_lines(tmp_path / "poison.jsonl")
+    assert (line["ticket"], line["why"], line["token_ids"]) == (1, why, ids)
+    assert rig.sender.offers[-1].changed == [0, 1]  # and the shard looks up that the other is free again
+    rig.sender.free[0][0] = rig.sender.facts[0]
+    assert await tickets(rig) == [0, 2]
+
+
+async def test_a_shard_that_answers_with_another_ticket_trains_nothing_twice(bench):
+    rig = bench()
+    rig.sender.store(0, 1, 2)
+    rig.sender.held[0][1] = rig.sender.held[0][0]
+    assert isinstance(await tickets(rig), Waiting)
+    assert rig.ledger.aside == [Aside(1, 0, "poison", failed=True)]

@@ -77,6 +77,9 @@ async def make_parts(tmp_path, server):
         config = build(tree)[0]
         folder = RunFolder.of(config)
         folder.create()
+        model = tmp_path / "model"
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text(json.dumps({"vocab_size": 40, "max_position_embeddings": 64}))
         ledger = await Ledger.connect(url, name, deadline=50)
         opened.append(ledger)
         prompts = Prompts(fingerprint)
@@ -88,6 +91,7 @@ async def make_parts(tmp_path, server):
             trainer=FakeTrainer(),
             prompts=prompts,
             uploader=None,
+            model=model,
             identity={"data set": fingerprint, "run.seed": 0},
         )
 

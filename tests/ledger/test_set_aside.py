@@ -41,6 +41,41 @@ async def test_what_is_set_aside_is_dropped_by_name_or_issued_again_and_the_rest
     assert (again.number, again.attempt) == (1, 1)
 
 
+async def test_what_nobody_can_train_on_has_failed_and_the_rest_is_free(taken):
+    for _ in range(2):  # a repeated call changes nothing
+        await taken.set_aside(1, "L1", [Aside(0, 0, "poison", failed=True)])
+    assert await taken.states(range(6)) == {0: "failed"} | dict.fromkeys(range(1, 6), "buffered")
+    audit = await taken.audit()
+    assert audit.problems == []
+    assert audit.counts.failed == {"poison": 1}
+
+
+async def test_a_person_drops_a_ticket_wherever_it_is(taken):
+    await taken.admit("g0", 2, 0)  # tickets 6 and 7 roll
+    await taken.fail(7, 0, "g0", "engine", retry=True)  # and one of them waits for another attempt
+    assert [await taken.drop_by_hand(number) for number in (5, 6, 7, 7)] == ["dropped"] * 4
+    assert (await taken.audit()).problems == []
+    assert (await taken.counts()).dropped == {"by_hand": 3}
+    with pytest.raises(FencedError, match="ticket 99 was never issued"):
+        await taken.drop_by_hand(99)
+
+
+async def test_a_ticket_that_a_step_has_is_dropped_when_the_step_gives_it_back(taken):
+    assert await taken.drop_by_hand(0) == "taken"
+    await taken.claim_learner("L2")  # the learner died on it
+    await taken.rollback(0, 0, "L2")
+    assert await taken.states(range(4)) == {0: "dropped", 1: "buffered", 2: "buffered", 3: "buffered"}
+    assert (await taken.audit()).problems == []
+
+
+async def test_a_step_that_is_made_has_trained_what_a_person_wanted_out(taken):
+    assert await taken.drop_by_hand(0) == "taken"
+    await taken.commit(1, 1, "L1")
+    assert (await taken.states([0])) == {0: "trained"}
+    with pytest.raises(FencedError, match="ticket 0 attempt 0 is trained"):
+        await taken.drop_by_hand(0)
+
+
 async def test_a_group_that_is_stale_in_every_attempt_is_dropped_in_the_end(taken):
     for attempt in range(3):
         await taken.set_aside(1, "L1", [Aside(0, attempt, "stale", again=True)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream.config.load import build
+from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import FencedError, LedgerError, RunHalted
 from slipstream.messages import Group, GroupArrays, Sample, decode_group, encode_group
 from slipstream.reward.service import RewardService
@@ -61,7 +62,8 @@ class Bench:
         self.answer = Reply(OK)
 
     def start(self, sender) -> RewardService:
-        return RewardService(self.config, self.ledger, FakeScorers(), sender, self.metrics)
+        contract = Contract(GroupTerms(run="r", vocabulary=1000, rewards=("f",)))
+        return RewardService(self.config, contract, self.ledger, FakeScorers(), sender, self.metrics)
 
     async def score(self, frames) -> Reply:
         hub = Hub()
@@ -151,18 +153,18 @@ async def test_rewards_and_components_that_a_sender_claims_are_wiped(bench, unsc
     )
 
 
-@pytest.mark.parametrize("kind", ["train", "eval"])
-async def test_only_what_the_ledger_took_counts_as_a_strike(kind):
+@pytest.mark.parametrize(("kind", "texts"), [("train", ["bad", "worse"]), ("eval", ["bad"])])
+async def test_only_what_the_ledger_took_counts_as_a_strike(kind, texts):
     """A ticket never issued, and one that comes again, say nothing of how scoring goes."""
-    bench = Bench(window=2)
+    bench = Bench(window=len(texts))
     bench.ledger.error = FencedError("ticket 1 was never issued")
-    assert (await bench.score(frames_of("bad", "worse", kind=kind))).status == REFUSED
+    assert (await bench.score(frames_of(*texts, kind=kind))).status == REFUSED
     bench.ledger.error, bench.ledger.news = None, False
-    assert (await bench.score(frames_of("bad", "worse", kind=kind))).status == OK
+    assert (await bench.score(frames_of(*texts, kind=kind))).status == OK
     assert bench.metrics.unscored.labels("exception")._value.get() == 0
     bench.ledger.news = True
     with pytest.raises(RunHalted, match="exception"):
-        await bench.score(frames_of("bad", "worse", kind=kind))
+        await bench.score(frames_of(*texts, kind=kind))
 
 
 async def test_a_scorer_that_throws_is_unscored_counted_and_logged_with_its_sample(bench, caplog):
@@ -214,3 +216,11 @@ async def test_a_group_of_another_run_is_refused_and_told_to_nobody(bench):
     assert reply.status == REFUSED
     assert "run 'other'" in reply.reason
     assert (bench.ledger.calls, bench.stored) == ([], [])
+
+
+async def test_what_is_no_group_of_this_run_is_refused_before_it_is_scored(bench):
+    group, arrays = decode_group(frames_of("1", "0"))
+    arrays.token_ids = np.array([1, 1000], np.int32)
+    reply = await bench.score(encode_group(group, arrays))
+    assert (reply.status, bench.ledger.calls, bench.stored) == (REFUSED, [], [])
+    assert reply.reason == "malformed: token_ids[1]: id 1000, the model's vocabulary has 1000"

@@ -48,7 +48,7 @@ def test_samples_are_put_together_however_their_chunks_interleave(tokenizer):
     encode_group(group, arrays)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.5, -1e5])
 def test_a_sample_with_a_logprob_that_is_no_number_is_refused_not_padded(tokenizer, bad):
     """Cases 39 and 40."""
     episode = Episode(2)
@@ -177,3 +177,9 @@ def test_a_sample_whose_likeliest_tokens_are_missing_is_unscored(tokenizer):
     arrays = episode.finish(group, (1,), tokenizer)
     assert [sample.unscored for sample in group.samples] == ["engine_logprob"] * 2
     assert arrays.head_ids.shape == (0, 2)
+
+
+def test_a_sure_tokens_logprob_that_rounding_put_above_nothing_is_nothing(tokenizer):
+    episode = Episode(1)
+    episode.add(chunk(0, 8, finish="stop", logprob=3e-6))
+    assert episode.finish(header(), (1,), tokenizer).logprobs.tolist() == [0.0]

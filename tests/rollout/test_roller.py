@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
-from slipstream.errors import SlipstreamError, TransportTimeout
-from slipstream.ledger.records import EvalClaim, Ticket
+from slipstream.contract import contract_of
+from slipstream.errors import MessageError, SlipstreamError, TransportTimeout
+from slipstream.ledger.records import EvalClaim, RunTerms, Ticket
 from slipstream.messages import decode_group
 from slipstream.rollout import roller as roller_module
 from slipstream.rollout.engines.base import Chunk
@@ -15,6 +17,7 @@ from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Peer, ReceiverOptions, Reply, SenderOptions
 from slipstream.transport.memory import Hub
 
+TERMS = RunTerms(run_id="r", dataset_fingerprint="d", prompts=9, seed=0, vocabulary=20, positions=40)
 CHUNKS = [Chunk(0, (8, 2), (-0.1, -0.2), 3, "stop"), Chunk(1, (9,), (-0.3,), 3, "length")]
 
 
@@ -38,7 +41,7 @@ async def reward():
 @pytest.fixture
 def make_roller(config, reward, tokenizer):
     def make(engine):
-        return Roller(config, engine, reward[0], tokenizer, RolloutMetrics())
+        return Roller(config, contract_of(config, TERMS), engine, reward[0], tokenizer, RolloutMetrics())
 
     return make
 
@@ -218,3 +221,21 @@ async def test_ordered_sequences_count_until_they_are_sampled(make_roller, make_
     await roller.roll(order)
     roller.release(order)
     assert roller.free_slots == slots
+
+
+async def test_what_another_replica_began_in_another_vocabulary_never_reaches_the_engine(
+    make_roller, make_engine, order
+):
+    episode = Episode(2)
+    episode.add(Chunk(0, (8, 20), (-0.1, -0.2), 3))
+    engine = make_engine(CHUNKS)
+    begun = dataclasses.replace(order, partial=episode.partial(1.0)[1])
+    with pytest.raises(MessageError, match=r"partial\[1\]: id 20, the model's vocabulary has 20"):
+        await make_roller(engine).roll(begun)
+    assert engine.requests == []
+
+
+async def test_a_group_of_another_tokenizer_is_sent_to_nobody(make_roller, make_engine, order, reward):
+    with pytest.raises(MessageError, match=r"token_ids\[2\]: id 77"):
+        await make_roller(make_engine([*CHUNKS[:1], Chunk(1, (77,), (-0.3,), 3, "length")])).roll(order)
+    assert reward[1] == []

@@ -34,6 +34,7 @@
 --   lost        list  versions that a learner's restart took out of the line of descent
 --   changed     list  terms that a resume changed
 --   asked       str   what a person wants of the learner: checkpoint or drain
+--   unwanted    set   taken tickets that a person wants dropped
 
 local KEEP_CLOSED = 1024      -- dropped or failed records kept, so that a repeated call gets its answer
 local FOLD_BATCH = 256        -- of them folded at once, so that one drop in 256 pays for it
@@ -211,13 +212,16 @@ end
 
 local function was_issued(number) return number < opened().next end
 
+local function known(number)
+  local record = read(number)
+  if record then return record end
+  if not was_issued(number) then refuse('FENCED', 'ticket ' .. number .. ' was never issued') end
+  refuse('FENCED', 'ticket ' .. number .. ' is closed for good')
+end
+
 -- The record of a ticket, if this attempt still holds it.
 local function held(number, attempt)
-  local record = read(number)
-  if not record then
-    if not was_issued(number) then refuse('FENCED', 'ticket ' .. number .. ' was never issued') end
-    refuse('FENCED', 'ticket ' .. number .. ' is closed for good')
-  end
+  local record = known(number)
   if record.attempt ~= attempt then
     refuse('FENCED', string.format('ticket %d is at attempt %d, not %d', number, record.attempt, attempt))
   end
@@ -301,6 +305,9 @@ local function close(record, state, reason)
     fold(numbers('LPOP', key('closed'), FOLD_BATCH))
   end
 end
+
+-- Whether a person wants a ticket out; asking takes the wish back.
+local function is_unwanted(record) return redis.call('SREM', key('unwanted'), record.number) == 1 end
 
 -- Back to the retry queue under a new attempt. `blamed`: the attempt counts against the ticket's limit. What was
 -- handed over stays for the next attempt, unless an attempt failed that may have failed because of it.
@@ -757,6 +764,21 @@ define('drop', WRITES, function(number, attempt, owner, reason, tokens)
   close(record, 'dropped', reason)
 end)
 
+-- A person wants a ticket out of the run, whichever attempt it is at. One that a step has taken leaves it when the step
+-- gives it back; if the step is made, it has trained. Returns the state that it is in now.
+define('drop_by_hand', WRITES, function(number)
+  local record = known(number)
+  if record.state == 'taken' then
+    redis.call('SADD', key('unwanted'), number)
+  elseif record.state == 'issued' or OPEN_AND_FREE[record.state] then
+    redis.call('ZREM', key('retry'), number)
+    close(record, 'dropped', 'by_hand')
+  elseif record.reason ~= 'by_hand' then
+    refuse_gone(record)
+  end
+  return record.state
+end)
+
 -- The attempt cannot be finished here: what it has sampled goes to the next one, if it fits into `limit` bytes
 -- with what other tickets have left. `to` names the member that shall have it ('': any).
 local function hand_over(number, attempt, owner, tokens, limit, to, blob)
@@ -820,6 +842,7 @@ local function to_buffered(step, committed)
     if committed then note_use(record, -1) end
     if record and STORED[record.state] then
       move(record, 'buffered', {step = 0})
+      if is_unwanted(record) then close(record, 'dropped', 'by_hand') end
     elseif record then
       write(record)
     end
@@ -912,21 +935,23 @@ end)
 local FREE = {buffered = true, taken = true}   -- stored, and in no step that is made
 
 -- A batch that cannot make the step: the named groups leave it, each by its reason, and the others are free again.
--- One that is to come again is issued anew as long as it has attempts left and no step has used it, else dropped.
+-- One that is to come again (`how` is 1) is issued anew as long as it has attempts left and no step has used it, else
+-- dropped; one that nobody can train on (2) has failed.
 -- What had left before, as when the call is repeated, stays where it is.
 define('set_aside', WRITES, function(step, learner, groups)
   local run = run_of(learner)
   refuse_committed(step, run)
   for _, group in ipairs(groups) do
-    local number, attempt, reason, again = unpack(group)
+    local number, attempt, reason, how = unpack(group)
     local record = read(number)
     if record and record.attempt == attempt and FREE[record.state] then
       redis.call('SREM', key('step:' .. step), number)
       record.step = 0
-      if again == 1 and record.uses == 0 and record.tries + 1 < run.max_attempts then
+      if is_unwanted(record) then how, reason = 0, 'by_hand' end
+      if how == 1 and record.uses == 0 and record.tries + 1 < run.max_attempts then
         reissue(record, run, reason, 0, true)
       else
-        close(record, 'dropped', reason)
+        close(record, how == 2 and 'failed' or 'dropped', reason)
       end
     end
   end
@@ -965,12 +990,14 @@ define('commit', WRITES, function(step, version, learner, tickets, idle)
   for i, record in ipairs(without) do
     redis.call('SREM', key('step:' .. step), record.number)
     record.step = 0
+    is_unwanted(record)   -- it goes anyway
     close(record, 'dropped', idle[i][3])
   end
   for _, record in ipairs(trained) do
     redis.call('SREM', key('step:' .. step), record.number)
     note_use(record, 1)
     move(record, record.uses < (run.reuse or 1) and 'buffered' or 'trained', {step = step})
+    if is_unwanted(record) and record.state == 'buffered' then close(record, 'dropped', 'by_hand') end
   end
   to_buffered(step, false)
   for _, record in ipairs(trained) do redis.call('SADD', key('step:' .. step), record.number) end
@@ -1270,7 +1297,7 @@ local function wipe()
     redis.call('DEL', key('owned:' .. id), key('granted:' .. id))
   end
   for _, name in ipairs({'run', 'counts', 'folded', 'folds', 'records', 'retry', 'flight', 'deadlines', 'steps',
-    'closed', 'lost', 'manifest', 'partials', 'made'}) do redis.call('DEL', key(name)) end
+    'closed', 'lost', 'manifest', 'partials', 'made', 'unwanted'}) do redis.call('DEL', key(name)) end
 end
 
 -- What was on its way when the snapshot was made is issued again; what was stored is still in its buffer.

@@ -42,7 +42,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     `end_ticket` is the number of tickets of a finite run (None: no end); `ticket_deadline_s` is the time one
     attempt has until its group is scored, and again until it is stored. A group is trained on in `reuse` steps.
-    `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less.
+    `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less. `vocabulary`
+    and `positions` (0: not known) are the model's: ids that it knows, and tokens that it was made for.
     """
 
     run_id: str
@@ -59,6 +60,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     reuse: int = 1
     max_groups: int = 0
     max_bytes: int = 0
+    vocabulary: int = 0
+    positions: int = 0
 
     def __post_init__(self) -> None:
         for name, value, least in [
@@ -72,6 +75,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             ("reuse", self.reuse, 1),
             ("max_groups", self.max_groups or self.groups_per_step, self.groups_per_step),
             ("max_bytes", self.max_bytes, 0),
+            ("vocabulary", self.vocabulary, 0),
+            ("positions", self.positions, 0),
         ]:
             if value < least:
                 raise UserError(f"{name} is {value}", f"it must be at least {least}")
@@ -200,12 +205,13 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 
 class Aside(msgspec.Struct, frozen=True):
     """A group that leaves a batch because it cannot move the weights: dropped by its reason, or issued again as long
-    as it has attempts left and no step has used it."""
+    as it has attempts left and no step has used it, or `failed` where nobody can train on it."""
 
     number: int
     attempt: int
     reason: str
     again: bool = False
+    failed: bool = False
 
 
 class Folded(msgspec.Struct, frozen=True):

@@ -87,7 +87,10 @@ class StepCalls(LedgerCalls):
 
         One that had gone before is passed over, so that the call can be repeated.
         """
-        facts = [(each.number, each.attempt, check_reason(each.reason), int(each.again)) for each in groups]
+        facts = [
+            (each.number, each.attempt, check_reason(each.reason), 2 if each.failed else int(each.again))
+            for each in groups
+        ]
         await self._book.do("set_aside", step, learner, facts)
 
     async def commit(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -201,6 +201,18 @@ class TicketCalls(LedgerCalls):
         """
         count = -1 if tokens is None else tokens
         await self._book.do("drop", ticket, attempt, owner, check_reason(reason), count)
+
+    async def drop_by_hand(self, ticket: int) -> State:
+        """Leave a ticket out because a person says so, whichever attempt it is at and wherever it is.
+
+        Returns:
+            `dropped`, or `taken` for one that a step has: it is dropped when the step gives it back, as when the
+            learner dies, and if the step is made it has trained.
+
+        Raises:
+            FencedError: It was never issued, or has been trained, dropped or failed.
+        """
+        return cast(State, await self._book.call(str, "drop_by_hand", ticket))
 
     async def flying(self) -> list[tuple[int, int]]:
         """(version, groups) of those on their way and not stored yet, by the version they were admitted at."""

@@ -7,13 +7,17 @@ densest where the run is now.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream.messages import Group, Sample
 from slipstream.run_folder import append_line
 
 log = logging.getLogger("slipstream.telemetry")
+SHOWN_SAMPLES = 4
+LONGEST_TEXT = 4000
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,34 @@ def is_sent(step: int) -> bool:
 
 def _block(text: str) -> str:
     return "\n".join("    " + line for line in text.splitlines() or [""])
+
+
+def group_record(group: Group, reason: str) -> dict[str, Any]:
+    """One line for a file of groups that were not trained on."""
+    return {
+        "time": time.time(),
+        "reason": reason,
+        "ticket": group.ticket,
+        "attempt": group.attempt,
+        "version": group.admitted_version,
+        "prompt": group.prompt[:LONGEST_TEXT],
+        "columns": {
+            name: value for name, value in group.columns.items() if isinstance(value, str | int | float)
+        },
+        "samples": [_shown(sample) for sample in group.samples[:SHOWN_SAMPLES]],
+    }
+
+
+def _shown(sample: Sample) -> dict[str, Any]:
+    return {
+        "text": sample.text[:LONGEST_TEXT],
+        "length": sample.tokens,
+        "finish": sample.finish,
+        "versions": sample.versions,
+        "reward": sample.reward,
+        "components": sample.components,
+        "unscored": sample.unscored,
+    }
 
 
 class SampleLog:

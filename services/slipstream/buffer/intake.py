@@ -12,9 +12,10 @@ from slipstream.buffer.quota import Quota, signal_of
 from slipstream.buffer.showing import Show, show_nothing
 from slipstream.buffer.store import Store, size_of
 from slipstream.config.schema import Config
+from slipstream.contract import Contract
 from slipstream.errors import FencedError, LedgerError, MessageError, StalenessError
 from slipstream.ledger.client import Ledger
-from slipstream.messages import Frames, Group, check_run, decode_group
+from slipstream.messages import Frames, Group
 from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.metrics import BufferMetrics
@@ -40,6 +41,7 @@ class Intake:
     def __init__(
         self,
         config: Config,
+        contract: Contract,
         ledger: Ledger,
         store: Store,
         shard: str,
@@ -50,6 +52,7 @@ class Intake:
         dropped: Show = show_nothing,
     ) -> None:
         self._config = config
+        self._contract = contract
         self._ledger = ledger
         self._store = store
         self._shard = shard
@@ -67,8 +70,7 @@ class Intake:
         "retry" means that the ledger could not be told; the sender keeps the group and offers it again.
         """
         try:
-            group, _ = decode_group(frames)
-            check_run(group, self._config.run.name)
+            group, _ = self._contract.read(frames, scored=True)
         except MessageError as error:
             return self._refuse(f"malformed: {error}", None)
         started = time.monotonic()

@@ -14,11 +14,13 @@ from slipstream.buffer.quota import Quota
 from slipstream.buffer.showing import Show, show_nothing
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
+from slipstream.contract import Contract
 from slipstream.errors import LedgerError, MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.messages import Frames, Group, check_run, decode_group, decode_header, encode_header
 from slipstream.questions import Fetch, Found, Offer, Offered, Stored
+from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
@@ -37,13 +39,17 @@ class Offers:
     def __init__(
         self,
         config: Config,
+        contract: Contract,
         ledger: Ledger,
         store: Store,
         index: int,
         metrics: BufferMetrics,
+        poison: AsideLog,
         dropped: Show = show_nothing,
     ) -> None:
         self._config = config
+        self._contract = contract
+        self._poison = poison
         self._ledger = ledger
         self._store = store
         self._index = index
@@ -194,14 +200,32 @@ class Offers:
     async def _sound(self, rows: Sequence[Stored]) -> tuple[list[int], list[bytes]]:
         """Those of the groups that are still what was stored, and their frames.
 
-        One that the disk has changed goes: the learner finds it missing, and it is rolled out anew.
+        One that the disk has changed is kept aside and goes: the learner finds it missing, and it is rolled out anew.
         """
-        here, found, damaged = await asyncio.to_thread(_read_sound, self._store, [row.ticket for row in rows])
+        here, found, damaged = await asyncio.to_thread(self._read_sound, [row.ticket for row in rows])
         for ticket, problem in damaged.items():
             self._metrics.damaged.inc()
             log.warning("ticket %d was damaged on the disk and is lost: %s", ticket, problem)
         await self._forget([row for row in rows if row.ticket in damaged])
         return here, found
+
+    def _read_sound(self, tickets: Sequence[int]) -> tuple[list[int], list[bytes], dict[int, str]]:
+        """The tickets that can be used, their frames four by four, and what is wrong with each of the others."""
+        here, found = self._store.frames(tickets)
+        sound: list[int] = []
+        frames: list[bytes] = []
+        damaged: dict[int, str] = {}
+        for place, ticket in enumerate(here):
+            own = found[4 * place : 4 * place + 4]
+            try:
+                self._contract.read(own, scored=True)
+            except MessageError as error:
+                damaged[ticket] = str(error)
+                self._poison.keep_frames(ticket, own, str(error))
+            else:
+                sound.append(ticket)
+                frames += own
+        return sound, frames, damaged
 
     def _read(self, ticket: int) -> Group | None:
         """A group to be shown; the learner tells of one that cannot be read when a step needs it."""
@@ -227,24 +251,6 @@ class Offers:
         self._free.difference_update(ticket for ticket, _ in attempts)
         if attempts:
             await asyncio.to_thread(self._store.delete, attempts)
-
-
-def _read_sound(store: Store, tickets: Sequence[int]) -> tuple[list[int], list[bytes], dict[int, str]]:
-    """The tickets that can be used, their frames four by four, and what is wrong with each of the others."""
-    here, found = store.frames(tickets)
-    sound: list[int] = []
-    frames: list[bytes] = []
-    damaged: dict[int, str] = {}
-    for place, ticket in enumerate(here):
-        own = found[4 * place : 4 * place + 4]
-        try:
-            decode_group(own)
-        except MessageError as error:
-            damaged[ticket] = str(error)
-        else:
-            sound.append(ticket)
-            frames += own
-    return sound, frames, damaged
 
 
 def _fitting(rows: Sequence[Stored]) -> int:

@@ -10,10 +10,12 @@ from slipstream.buffer.offers import Offers
 from slipstream.buffer.showing import Dropped
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
+from slipstream.contract import contract_of
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.run_folder import RunFolder
 from slipstream.shards import index_of
+from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.book import BookMetrics
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.telemetry.samples import SampleLog
@@ -33,12 +35,15 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             metrics = BufferMetrics()
             site = await open_site(config, name, "buffer", metrics, life, stack)
             receiver = await site.receiver()
-            await site.ledger.state(wait_s=OPEN_SECONDS)
+            state = await site.ledger.state(wait_s=OPEN_SECONDS)
+            contract = contract_of(config, state.terms)
             dropped = Dropped(SampleLog(folder.dropped, config.telemetry.samples_mb))
-            offers = Offers(config, site.ledger, store, index, metrics, dropped.show)
+            poison = AsideLog(SampleLog(folder.poison(name), config.telemetry.samples_mb))
+            offers = Offers(config, contract, site.ledger, store, index, metrics, poison, dropped.show)
             await offers.catch_up()
             intake = Intake(
                 config,
+                contract,
                 site.ledger,
                 store,
                 offers.shard,

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-from slipstream.messages import Group, Sample
+from slipstream.messages import Group
 from slipstream.telemetry.logs import Pace
-from slipstream.telemetry.samples import SampleLog
+from slipstream.telemetry.samples import SampleLog, group_record
 
 Show = Callable[[str, Callable[[], Group | None]], Awaitable[None]]
-SHOWN_SAMPLES = 4
-LONGEST_TEXT = 4000
 
 
 async def show_nothing(reason: str, read: Callable[[], Group | None]) -> None:
@@ -34,32 +31,4 @@ class Dropped:
         It is called in a thread: the store may be busy with the disk, and nobody else shall wait for that.
         """
         if self._pace.allows(self._clock()) and (group := await asyncio.to_thread(read)) is not None:
-            self._samples.write(dropped_record(group, reason) | {"unseen": self._pace.held_back()})
-
-
-def dropped_record(group: Group, reason: str) -> dict[str, Any]:
-    """One line for the file of dropped groups."""
-    return {
-        "time": time.time(),
-        "reason": reason,
-        "ticket": group.ticket,
-        "attempt": group.attempt,
-        "version": group.admitted_version,
-        "prompt": group.prompt[:LONGEST_TEXT],
-        "columns": {
-            name: value for name, value in group.columns.items() if isinstance(value, str | int | float)
-        },
-        "samples": [_shown(sample) for sample in group.samples[:SHOWN_SAMPLES]],
-    }
-
-
-def _shown(sample: Sample) -> dict[str, Any]:
-    return {
-        "text": sample.text[:LONGEST_TEXT],
-        "length": sample.tokens,
-        "finish": sample.finish,
-        "versions": sample.versions,
-        "reward": sample.reward,
-        "components": sample.components,
-        "unscored": sample.unscored,
-    }
+            self._samples.write(group_record(group, reason) | {"unseen": self._pace.held_back()})

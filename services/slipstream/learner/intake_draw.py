@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.config.rules import informative_quota
-from slipstream.errors import FencedError, MessageError, RunHalted
+from slipstream.errors import FencedError, RunHalted
+from slipstream.learner.intake_check import sort_out
 from slipstream.learner.intake_choice import choose, order_of
-from slipstream.learner.intake_shards import Shards
+from slipstream.learner.intake_shards import Fetched, Shards
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.ledger.records import Aside
-from slipstream.messages import Group, GroupArrays, decode_group
+from slipstream.messages import Group, GroupArrays
 from slipstream.questions import Stored
 from slipstream.staleness import age, evicts_over_bound, holds_learner, must_wait, within_bound
 
@@ -43,10 +44,14 @@ class Draw:
         self._config = parts.config
         self._ledger = parts.ledger
         self._learner = parts.learner
+        self._contract = parts.contract
+        self._poison = parts.poison
         self._shards = Shards(parts.config, parts.learner, parts.sender)
         self._order = order_of(parts.config)
         self._allowed = parts.config.batch.groups - informative_quota(parts.config)
         self._unsure = True  # after a start, or a take of which nothing came, the step may have groups already
+        self._attempts: dict[int, int] = {}  # of what the step has taken
+        self._version = 0
         self._changed: list[int] = []
         self._reasons: dict[int, str] = {}  # why groups were dropped of which the shards do not know yet
         self._begun = False
@@ -54,7 +59,7 @@ class Draw:
 
     async def batch(self, line: Line) -> Batch | Waiting | None:
         """The groups of the next step, by ticket, or what is waited for."""
-        step = line.step + 1
+        step, self._version = line.step + 1, line.version
         if self._unsure:
             if taken := await self._ledger.taken(step):
                 return await self._fetch(step, taken)
@@ -106,6 +111,7 @@ class Draw:
     async def _take(self, step: int, chosen: Sequence[Stored]) -> Batch | Waiting:
         self._unsure = True
         tickets = [row.ticket for row in chosen]
+        self._attempts = {row.ticket: row.attempt for row in chosen}
         result = await self._ledger.take(step, [(row.ticket, row.attempt) for row in chosen], self._learner)
         if result.refused:  # some had gone meanwhile; the step starts anew with what is really free
             log.warning("step %d: %d groups had gone, as %s", step, len(result.refused), result.refused[0])
@@ -119,17 +125,33 @@ class Draw:
             return await self._start_anew(step, tickets, reason, recheck=True)
         if len(fetched.groups) < len(tickets):
             return Waiting(fetched.trouble, trouble=True)
-        try:
-            batch = [decode_group(fetched.groups[ticket]) for ticket in tickets]
-        except MessageError as error:
-            log.warning("step %d: a group came damaged: %s", step, error)
+        found = sort_out(fetched.groups, self._contract, self._version, self._attempts)
+        if found.damaged:
+            log.warning("step %d: a group came damaged: %s", step, found.damaged)
             await self._start_anew(step, tickets, "", recheck=True)
-            return Waiting(f"a group came damaged: {error}", trouble=True)
+            return Waiting(f"a group came damaged: {found.damaged}", trouble=True)
+        if found.wrong:
+            return await self._refuse(step, tickets, fetched, found.wrong)
         self._unsure = self._begun = False
         self._before = self._total
         self._shards.forget(tickets)
         self._changed += tickets if self._config.buffer.reuse > 1 else []
-        return batch
+        return [found.groups[ticket] for ticket in tickets]
+
+    async def _refuse(
+        self, step: int, tickets: Sequence[int], fetched: Fetched, wrong: Mapping[int, str]
+    ) -> Waiting:
+        """Have what is no group of this run leave by name, kept aside; the others are free again."""
+        for ticket, why in wrong.items():
+            log.error("ticket %d cannot be trained on (poison): %s", ticket, why, extra={"ticket": ticket})
+            self._poison.keep_frames(ticket, fetched.groups[ticket], why)
+        known = [ticket for ticket in wrong if ticket in self._attempts]
+        leaving = [Aside(ticket, self._attempts[ticket], "poison", failed=True) for ticket in known]
+        await self._ledger.set_aside(step, self._learner, leaving)
+        self._unsure = False
+        self._shards.forget(tickets)
+        await self._shards.refresh(tickets, dropped=[(ticket, "poison") for ticket in known])
+        return Waiting(f"{len(wrong)} groups of step {step} could not be trained on")
 
     async def _start_anew(self, step: int, tickets: Sequence[int], why: str, recheck: bool = False) -> Waiting:
         await self._ledger.untake(step, self._learner)

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slipstream.config.schema import Config
+from slipstream.contract import Contract, contract_of
 from slipstream.learner.common_root import see_common_root
 from slipstream.learner.identity import identity_of, refuse_changed_since
 from slipstream.learner.publishing import Publishing
@@ -22,11 +24,14 @@ from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import RunTerms
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.site import Site, open_site
+from slipstream.models.architecture import positions, read_architecture, vocabulary
 from slipstream.models.resolve import resolve
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.sets import PromptSet
 from slipstream.run_folder import RunFolder
+from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import LearnerMetrics
+from slipstream.telemetry.samples import SampleLog
 from slipstream.telemetry.sinks import Sinks, open_sinks
 from slipstream.tokens import Tokenizer, load_tokenizer
 from slipstream.transport.base import Sender
@@ -55,6 +60,13 @@ class Parts:
     sinks: Sinks
     identity: dict[str, Any]
     uploader: Uploader | None
+    model: Path
+    poison: AsideLog
+
+    @property
+    def contract(self) -> Contract:
+        """What a group of this run is."""
+        return contract_of(self.config, run_terms(self))
 
 
 async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, stack: AsyncExitStack) -> Parts:
@@ -102,6 +114,8 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         open_sinks(config.telemetry, folder.path, folder.name, stack),
         identity,
         uploader,
+        model,
+        AsideLog(SampleLog(folder.poison("learner"), config.telemetry.samples_mb)),
     )
 
 
@@ -131,7 +145,7 @@ def _sizes(metrics: LearnerMetrics) -> Callable[[Manifest], None]:
 def run_terms(parts: Parts) -> RunTerms:
     """The terms on which the run is opened in the ledger."""
     config, prompts = parts.config, parts.prompts
-    epochs = config.run.epochs
+    epochs, described = config.run.epochs, read_architecture(parts.model)
     return RunTerms(
         run_id=config.run.name or "",
         dataset_fingerprint=prompts.fingerprint,
@@ -147,4 +161,6 @@ def run_terms(parts: Parts) -> RunTerms:
         reuse=config.buffer.reuse,
         max_groups=config.buffer.max_groups or 0,
         max_bytes=(config.buffer.max_mb or 0) << 20,
+        vocabulary=vocabulary(described) or 0,
+        positions=positions(described) or 0,
     )

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from slipstream.config.schema import Config
+from slipstream.contract import Contract, contract_of
 from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted, TransportTimeout
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
-from slipstream.messages import Frames, Group, check_run, decode_group, encode_scored
+from slipstream.messages import Frames, Group, encode_scored
 from slipstream.prompts.fitting import reward_specs
 from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, wipe
 from slipstream.rewards.base import Scored
@@ -42,10 +43,11 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             site = await open_site(config, name, "reward", metrics, life, stack)
             receiver = await site.receiver()
             sender = await site.sender(to="buffer")
-            await site.ledger.state(wait_s=OPEN_SECONDS)
+            state = await site.ledger.state(wait_s=OPEN_SECONDS)
             await site.join()
             life.drains()
-            scoring = RewardService(config, site.ledger, scorers, sender, metrics)
+            contract = contract_of(config, state.terms)
+            scoring = RewardService(config, contract, site.ledger, scorers, sender, metrics)
             async for delivery in arrivals(receiver, life):
                 life.watch("score", scoring.serve(delivery), endless=False)
 
@@ -56,9 +58,15 @@ class RewardService:
     """Scores groups. What is in hand when the process ends is simply dropped: its sender still has it."""
 
     def __init__(
-        self, config: Config, ledger: Ledger, scorers: Scorers, sender: Sender, metrics: RewardMetrics
+        self,
+        config: Config,
+        contract: Contract,
+        ledger: Ledger,
+        scorers: Scorers,
+        sender: Sender,
+        metrics: RewardMetrics,
     ) -> None:
-        self._run = config.run.name
+        self._contract = contract
         self._shards = config.buffer.shards
         self._ledger = ledger
         self._scorers = scorers
@@ -78,8 +86,7 @@ class RewardService:
 
     async def _answer(self, frames: Frames) -> Reply:
         try:
-            group, _ = decode_group(frames)
-            check_run(group, self._run)
+            group, _ = self._contract.read(frames, scored=False)
         except MessageError as error:
             self._metrics.refused.inc()
             self._refusals.warn(log, "refused a message: %s", error)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from slipstream.contract import LEAST_LOGPROB
 from slipstream.messages import Finish, Group, GroupArrays, Sample
 from slipstream.rollout.engines.base import Chunk
-from slipstream.rollout.heads import Heads
+from slipstream.rollout.heads import ROUNDING, Heads
 from slipstream.rollout.partial import SamplePart, decode_partial, encode_partial
 from slipstream.tokens import Tokenizer
 
@@ -29,10 +29,11 @@ class _Draft:
     def extend(self, chunk: Chunk, interrupted: bool, head: int) -> None:
         if head and not self.heads.extend(chunk.heads, len(chunk.token_ids), head):
             self.refused = "engine_logprob"
-        if len(chunk.token_ids) != len(chunk.logprobs) or not all(map(math.isfinite, chunk.logprobs)):
+        usable = all(LEAST_LOGPROB <= logprob <= ROUNDING for logprob in chunk.logprobs)
+        if len(chunk.token_ids) != len(chunk.logprobs) or not usable:
             self.refused = "engine_logprob"
         self.token_ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
+        self.logprobs += [min(0.0, logprob) for logprob in chunk.logprobs]
         self._stamp(chunk.version, len(chunk.token_ids))
         if not (interrupted and chunk.finish == "abort"):
             self.finish = chunk.finish or self.finish
@@ -50,7 +51,7 @@ class _Draft:
 class Episode:
     """The samples of one request, put together as their chunks arrive.
 
-    A sample that the engine could not finish, or whose logprobs are missing or not finite, is *unscored*: it
+    A sample that the engine could not finish, or whose logprobs are missing or are none, is *unscored*: it
     travels without tokens and with its reason, and leaves the group's statistics. Nothing is padded.
 
     Args:
@@ -72,6 +73,11 @@ class Episode:
     def tokens(self) -> int:
         """Tokens sampled so far."""
         return sum(len(draft.token_ids) for draft in self._drafts)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of all samples in turn."""
+        return [token for draft in self._drafts for token in draft.token_ids]
 
     @property
     def unfinished(self) -> list[int]:

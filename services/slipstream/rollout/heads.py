@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from slipstream.rollout.engines.base import Head
 
+ROUNDING = 1e-3  # an engine's float32 may put a sure token's logprob so far above 0
+
 
 @dataclass(slots=True)
 class Heads:
@@ -31,11 +33,12 @@ class Heads:
             return False
         for head in heads:
             chosen = head[:count]
-            if not chosen or not all(math.isfinite(logprob) for _, logprob in chosen):
+            if not chosen or not all(-math.inf < logprob <= ROUNDING for _, logprob in chosen):
                 return False
             missing = count - len(chosen)
             self.ids += [*(token for token, _ in chosen), *[0] * missing]
-            self.logprobs += [*(logprob for _, logprob in chosen), *[-math.inf] * missing]
+            logprobs = [min(0.0, logprob) for _, logprob in chosen]
+            self.logprobs += [*logprobs, *[-math.inf] * missing]
         return True
 
     def cut(self, first: int, last: int) -> Heads:

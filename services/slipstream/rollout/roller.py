@@ -8,7 +8,10 @@ import os
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from slipstream.config.schema import Config
+from slipstream.contract import Contract
 from slipstream.errors import SlipstreamError, TransportTimeout
 from slipstream.ledger.records import EvalClaim, Ticket
 from slipstream.messages import Frame, Group, encode_group
@@ -55,9 +58,16 @@ class Roller:
     """Samples orders on the engine and delivers the groups to reward."""
 
     def __init__(
-        self, config: Config, engine: Engine, sender: Sender, tokenizer: Tokenizer, metrics: RolloutMetrics
+        self,
+        config: Config,
+        contract: Contract,
+        engine: Engine,
+        sender: Sender,
+        tokenizer: Tokenizer,
+        metrics: RolloutMetrics,
     ) -> None:
         self._config = config
+        self._contract = contract
         self._engine = engine
         self._sender = sender
         self._tokenizer = tokenizer
@@ -105,11 +115,12 @@ class Roller:
         Raises:
             TimeoutError: The engine did not finish within the order's deadline; it was told to abort.
             TransportTimeout: Nobody stored the group within the deadline.
-            MessageError: The engine gave something that is no valid group.
+            MessageError: The engine gave something that is no group of this run.
             Unfinished: It was interrupted; another replica can go on with it.
         """
         episode, started = Episode(len(order.seeds), order.partial, order.header.head), time.monotonic()
         try:
+            self._contract.check_ids("partial", np.asarray(episode.token_ids, np.int32))
             if episode.unfinished:
                 await self._sample(order, episode)
         finally:
@@ -127,6 +138,7 @@ class Roller:
         if head.kind == "train":
             tracing.span("generate", head.run, head.ticket, head.attempt, seconds, tokens=head.token_count)
         frames = encode_group(order.header, arrays)
+        self._contract.check(order.header, arrays, scored=False)
         try:
             async with asyncio.timeout(None) as offer:
                 self._offers[order.id] = offer

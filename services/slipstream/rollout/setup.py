@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.config.schema import Config
+from slipstream.contract import contract_of
 from slipstream.errors import UserError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
@@ -86,7 +87,7 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     if engine.follows:
         life.watch("weights", follower.follow(life))
     sender = await site.sender(to="reward")
-    roller = Roller(config, engine, sender, tokenizer, metrics)
+    roller = Roller(config, contract_of(config, run.terms), engine, sender, tokenizer, metrics)
     return Parts(config, name, site, site.ledger, engine, follower, roller, prompts, evaluations, metrics)
 
 

@@ -67,6 +67,7 @@ class Model:
         self.records: dict[int, Record] = {}
         self.members: dict[str, float] = {}
         self.granted: dict[str, list[int]] = {}
+        self.unwanted: set[int] = set()
 
     @property
     def low(self) -> int:
@@ -251,6 +252,25 @@ class Model:
             raise FencedError
         self.close(record, "dropped", reason)
 
+    def drop_by_hand(self, number: int) -> str:
+        if number not in self.records or self.folded(number):
+            raise FencedError
+        record = self.records[number]
+        if record.state == "taken":
+            self.unwanted.add(number)
+        elif record.state in ("issued", "rolling", "scored", "buffered"):
+            self.close(record, "dropped", "by_hand")
+        elif record.reason != "by_hand":
+            raise FencedError
+        return record.state
+
+    def leave_unwanted(self) -> None:
+        """Those that are in no step any longer, though a person wants them out."""
+        for number in [number for number in self.unwanted if self.records[number].state != "taken"]:
+            self.unwanted.remove(number)
+            if self.records[number].state == "buffered":
+                self.close(self.records[number], "dropped", "by_hand")
+
     def take(self, tickets: list[tuple[int, int]]) -> list[tuple[int, int]]:
         self.expire()
         for number, attempt in tickets:
@@ -265,17 +285,21 @@ class Model:
         for record in self.records.values():
             if record.step > after:
                 record.state, record.step = "buffered", 0
+        self.leave_unwanted()
 
-    def set_aside(self, groups: list[tuple[int, int, str, bool]]) -> None:
-        for number, attempt, reason, again in groups:
+    def set_aside(self, groups: list[tuple[int, int, str, bool, bool]]) -> None:
+        for number, attempt, reason, again, failed in groups:
             record = self.records.get(number)
             if record is None or record.attempt != attempt or record.state not in ("buffered", "taken"):
                 continue
             record.step = 0
+            if number in self.unwanted:
+                self.unwanted.remove(number)
+                reason, again, failed = "by_hand", False, False
             if again and record.tries + 1 < self.ATTEMPTS:
                 self.reissue(record, reason)
             else:
-                self.close(record, "dropped", reason)
+                self.close(record, "failed" if failed else "dropped", reason)
         self.back(self.step)
 
     def commit(self, version: int, named: list[int] | None = None, idle: Sequence[int] = ()) -> None:
@@ -291,6 +315,7 @@ class Model:
             record.state, record.step = "trained", self.step + 1
         for number in idle:
             self.close(self.records[number], "dropped", "nonfinite")
+        self.leave_unwanted()
         self.step, self.version = self.step + 1, version
         self.line.append(version)
 
@@ -305,7 +330,7 @@ class Model:
 
     def restore(self) -> None:
         self.attempt_base = max(self.attempt_base + 1, int(self.now))
-        self.members, self.granted = {}, {}
+        self.members, self.granted, self.unwanted = {}, {}, set()
         for record in self.records.values():
             if record.state in ("issued", "rolling", "scored"):
                 record.state, record.owner, record.stamps = "issued", "", (0, 0, 0)

@@ -276,9 +276,18 @@ class Machine(RuleBasedStateMachine):
         if named:
             self.both(real, lambda: self.model.commit(version, named, idle))
 
-    @rule(chosen=st.lists(numbers, max_size=3, unique=True), lag=lags, again=st.booleans())
-    def set_aside(self, chosen: list[int], lag: int, again: bool) -> None:
-        groups = [(number, self.attempt_of(number, lag), "stale", again) for number in chosen]
+    @rule(number=numbers)
+    def drop_by_hand(self, number: int) -> None:
+        self.both(lambda: self.ledger.drop_by_hand(number), lambda: self.model.drop_by_hand(number))
+
+    @rule(
+        chosen=st.lists(numbers, max_size=3, unique=True),
+        lag=lags,
+        how=st.sampled_from(["", "again", "failed"]),
+    )
+    def set_aside(self, chosen: list[int], lag: int, how: str) -> None:
+        fates = (how == "again", how == "failed")
+        groups = [(number, self.attempt_of(number, lag), "stale", *fates) for number in chosen]
         step = self.model.step + 1
         self.both(
             lambda: self.ledger.set_aside(step, self.learner, [Aside(*group) for group in groups]),
