@@ -13,6 +13,8 @@ from slipstream.errors import MessageError
 from slipstream.frames import MAX_HEADER_BYTES, Frame, check_size
 
 SCHEMA = 3
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""All that msgspec raises for bytes that are no message of ours."""
 
 Header = TypeVar("Header", bound=msgspec.Struct)
 
@@ -59,7 +61,7 @@ def decode_header(frame: Frame, kind: type[Header]) -> Header:
     refuse_other_schema(frame, SCHEMA)
     try:
         return msgspec.msgpack.decode(frame, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MessageError(f"{kind.__name__.lower()}: {error}") from error
 
 
@@ -71,7 +73,7 @@ def refuse_other_schema(frame: Frame, ours: int, what: str = "") -> None:
     """
     try:
         said = _said.decode(frame).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return
     if said != ours:
         told = "no schema" if said is None else f"schema {said}"

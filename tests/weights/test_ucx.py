@@ -10,6 +10,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from slipstream.errors import TransportTimeout, WeightsError
 from slipstream.transport.keys import generate
@@ -24,6 +25,7 @@ from slipstream.weights.shm import ShmPublisher
 
 pytest.importorskip("ucxx", reason="UCXX is not installed: pip install ucxx-cu12==0.52.0")
 
+from slipstream.weights.ucx_core import UcxCore
 from slipstream.weights.ucx_pull import UcxPuller
 from slipstream.weights.ucx_server import UcxServer
 
@@ -189,3 +191,61 @@ def test_a_forked_child_is_refused_instead_of_hanging():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout == "7\n", done.stderr
+
+
+def asks(server):
+    """A way to ask a server anything, and its answer; as a holder of the token."""
+    context = zmq.Context()
+    token, _, place = server.endpoint.removeprefix("ucx://").partition("@")
+    sockets = []
+
+    def ask(message, seconds=60.0):
+        socket = context.socket(zmq.DEALER)
+        sockets.append(socket)
+        socket.connect(f"tcp://{place}")
+        filled = {**message, "token": token} if message.get("type") == "hello" else message
+        socket.send(msgspec.msgpack.encode(filled))
+        answer = socket.recv() if socket.poll(round(1000 * seconds)) else b""
+        return socket, answer and msgspec.msgpack.decode(answer)
+
+    ask.end = lambda: context.destroy(linger=0)
+    return ask
+
+
+def test_a_member_gone_bad_ends_its_own_session_and_nobody_elses(hosts):
+    """UCX ends the process that it gives a damaged address to, so nothing but exceptions would be caught here."""
+    learner = Learner(hosts[0])
+    manifest, ask = learner.publish(1), asks(learner.server)
+    core = UcxCore()
+    honest = core.address
+    for address in (b"", honest[:97], bytes(80), b"\x05" * 80, honest[:3] + b"\xff" * 40):
+        _, answer = ask({"type": "hello", "address": address}, 0.5 if not address else 60.0)
+        assert not answer or answer["type"] == "problem", address
+    socket, welcome = ask({"type": "hello", "address": honest})
+    assert welcome["type"] == "welcome"
+    chunk = {
+        "run": "ucx",
+        "incarnation": 1,
+        "version": 1,
+        "offset": 0,
+        "length": 8,
+        "part": "dense",
+        "schema": 1,
+    }
+    fetch = {"type": "fetch", "session": welcome["session"], "number": 0, "request": chunk}
+    nested = b"\x81\xa1x" + b"\x91" * 60_000 + b"\x90"
+    for message in ({**fetch, "number": -1}, {**fetch, "number": 2**63}, {**fetch, "session": -1}):
+        socket.send(msgspec.msgpack.encode(message))
+    socket.send(nested)
+    for number in range(100):
+        socket.send(msgspec.msgpack.encode({**fetch, "number": number, "request": {**chunk, "version": 9}}))
+    assert learner.server.alive
+    subscriber = PullSubscriber([UcxPuller(Dial(frame_seconds=60.0))], directory=hosts[1])
+    weights = subscriber.fetch(manifest)
+    assert float(weights.tensors["t"].sum()) == ROWS * 1024.0
+    assert learner.server.alive
+    assert learner.server.refused >= 5
+    weights.release()
+    subscriber.close()
+    ask.end()
+    learner.publisher.close()

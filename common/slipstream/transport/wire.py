@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from slipstream.errors import MessageError
-from slipstream.headers import refuse_other_schema
+from slipstream.headers import UNREADABLE, refuse_other_schema
 from slipstream.messages import Frames
 from slipstream.transport.base import Outcome
 
@@ -131,5 +131,5 @@ def _decode(frames: Frames, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
     refuse_other_schema(frames[0], SCHEMA, "transport ")
     try:
         return decoder.decode(frames[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MessageError(f"header: {error}") from error

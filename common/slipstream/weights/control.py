@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils import z85
 
-from slipstream.errors import UserError
+from slipstream.errors import UserError, WeightsError
 from slipstream.transport.bounds import bound_messages
 from slipstream.transport.keys import KeyPair
 from slipstream.transport.watch import LinkWatch
@@ -97,14 +97,23 @@ def _bind(context: Context, options: ServerOptions) -> zmq.Socket[bytes]:
 
 
 def dial(context: Context, endpoint: str, options: Dial) -> tuple[zmq.Socket[bytes], LinkWatch]:
-    """A DEALER that connects, with CURVE if there are keys; and who watches its link, to be closed before it."""
+    """A DEALER that connects, with CURVE if there are keys; and who watches its link, to be closed before it.
+
+    Raises:
+        WeightsError: The endpoint is none.
+    """
     socket = context.socket(zmq.DEALER)
     watch = LinkWatch(socket, bound_messages(socket, largest_reply()))
     if options.keys is not None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, options.server_key.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, options.keys.secret.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, options.keys.public.encode())
-    socket.connect(endpoint)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        watch.close()
+        socket.close(linger=0)
+        raise WeightsError(f"{endpoint!r} is no place to fetch weights from: {error}") from error
     return socket, watch
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import zstandard
 
 from slipstream.errors import WeightsError
+from slipstream.headers import UNREADABLE
 from slipstream.weights.base import Bytes
 from slipstream.weights.manifest import ITEM_BYTES, Layout
 
@@ -98,7 +99,7 @@ def apply(data: Bytes, blob: bytes, layout: Layout) -> None:
 def _decode(blob: bytes, layout: Layout) -> Delta:
     try:
         delta = msgspec.msgpack.decode(blob, type=Delta)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise WeightsError(f"delta cannot be read: {error}") from error
     if delta.schema != SCHEMA:
         raise WeightsError(f"delta has schema {delta.schema}, this process reads schema {SCHEMA}")

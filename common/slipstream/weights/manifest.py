@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from slipstream.errors import WeightsError
+from slipstream.headers import UNREADABLE
 
 SCHEMA = 3
 ALIGNMENT = 64
@@ -202,7 +203,7 @@ def decode_manifest(data: bytes) -> Manifest:
         if theirs != SCHEMA:
             raise WeightsError(f"weights manifest has schema {theirs}, this process reads schema {SCHEMA}")
         manifest = msgspec.convert(raw, Manifest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise WeightsError(f"weights manifest cannot be read: {error}") from error
     check_manifest(manifest)
     return manifest

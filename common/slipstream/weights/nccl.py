@@ -21,12 +21,13 @@ from typing import Any
 
 import msgspec
 
-from slipstream.errors import SlipstreamError, TransportTimeout, UserError, WeightsError
+from slipstream.errors import MessageError, SlipstreamError, TransportTimeout, UserError, WeightsError
+from slipstream.headers import UNREADABLE
 from slipstream.weights.base import Bytes, Part
 from slipstream.weights.control import ServerOptions
 from slipstream.weights.manifest import Manifest
 from slipstream.weights.shelf import Shelf
-from slipstream.weights.tcp_wire import FRAME_BYTES, ChunkRequest, cut, whole_request
+from slipstream.weights.tcp_wire import FRAME_BYTES, ChunkRequest, check_request, cut, whole_request
 
 SCHEME = "nccl://"
 MEND = "use auto, tcp or ucx, or run on hosts with NVIDIA GPUs and a CUDA build of torch"
@@ -34,6 +35,7 @@ MEND = "use auto, tcp or ucx, or run on hosts with NVIDIA GPUs and a CUDA build 
 
 log = logging.getLogger("slipstream.weights")
 SOON_SECONDS = 0.005
+MOST_BYTES = 2**53  # of a version
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +50,16 @@ class Meeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     port: int
+
+
+def decode_wanted(data: bytes) -> Wanted:
+    """A question within its bounds; raises `MessageError` for anything else."""
+    try:
+        wanted = msgspec.json.decode(data, type=Wanted)
+    except UNREADABLE as error:
+        raise MessageError(f"request for weights cannot be read: {error}") from error
+    check_request(wanted.whole, MOST_BYTES)
+    return wanted
 
 
 def check_available() -> None:
@@ -149,7 +161,7 @@ class NcclServer:
         """One receiver: its question, the rendezvous, and the chunks."""
         connection.settimeout(self._seconds)
         with connection.makefile("rwb") as channel:
-            wanted = msgspec.json.decode(channel.readline(64 << 10), type=Wanted)
+            wanted = decode_wanted(channel.readline(64 << 10))
             if not hmac.compare_digest(wanted.token.encode(), self._token.encode()):
                 return
             name = secrets.token_hex(8)
@@ -202,8 +214,8 @@ class NcclPuller:
                 channel.flush()
                 meeting = msgspec.json.decode(channel.readline(1 << 10), type=Meeting)
                 pair = Pair(host, meeting.port, meeting.name, 1, self._seconds)
-                self._receive(pair, cut(whole), target, filled)
-        except (OSError, msgspec.DecodeError) as error:
+                self._receive(pair, list(cut(whole)), target, filled)
+        except (OSError, ValueError, *UNREADABLE) as error:
             raise TransportTimeout(f"weights from nccl://{place}: {error}") from error
 
     def _receive(
@@ -231,5 +243,5 @@ class _Listener(socketserver.ThreadingTCPServer):
     def finish_request(self, request: Any, client_address: Any) -> None:
         try:
             self._serve_one(request)
-        except (SlipstreamError, OSError, msgspec.DecodeError) as error:
+        except (SlipstreamError, OSError) as error:
             log.info("a receiver over nccl was given up: %s", error)

@@ -113,12 +113,12 @@ class Shelf:
         stop = request.offset + request.length
         with self._guard:
             if (arriving := self._arriving.get(key)) is not None and request.part == "dense":
+                _check_inside(request, len(arriving.data))
                 return arriving.data[request.offset : stop] if stop <= arriving.ready else None
             if key not in self._offers and self._may_come(key) and self._clock() < until:
                 return None
             data = self._data(key, request)
-        if stop > len(data):
-            raise WeightsError(f"version {request.version}: its {request.part} form has {len(data)} bytes")
+        _check_inside(request, len(data))
         return data[request.offset : stop]
 
     def clear(self) -> None:
@@ -149,6 +149,11 @@ class Shelf:
     def _forget(self, key: Key) -> None:
         del self._offers[key]
         self._mapped.pop(key, None)
+
+
+def _check_inside(request: ChunkRequest, length: int) -> None:
+    if request.offset + request.length > length:
+        raise WeightsError(f"version {request.version}: its {request.part} form has {length} bytes")
 
 
 def key_of(manifest: Manifest) -> Key:

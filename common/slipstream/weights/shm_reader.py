@@ -145,6 +145,8 @@ def map_version(directory: Path, manifest: Manifest) -> mmap.mmap:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise _gone(manifest) from error
+    except OSError as error:  # such as a process that has no descriptor left
+        raise WeightsError(f"{path}: {error.strerror}") from error
     try:
         # The shared lock keeps the publisher from writing here again. The mapping holds a duplicate of the
         # descriptor, so the lock lives exactly as long as the last array does.
@@ -154,6 +156,8 @@ def map_version(directory: Path, manifest: Manifest) -> mmap.mmap:
             raise WeightsError(f"{path} has {size} bytes, expected {manifest.layout.total_bytes}")
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # all pages at once, cheaper than a fault for each
         return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise WeightsError(f"{path}: {error.strerror}") from error
     finally:
         os.close(fd)
 

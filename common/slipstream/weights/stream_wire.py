@@ -39,7 +39,14 @@ def parse_endpoint(text: str) -> Endpoint:
     """Raises `MessageError` for anything but stream://TOKEN@HOST:PORT."""
     token, _, place = text.removeprefix(SCHEME).partition("@")
     host, _, port = place.rpartition(":")
-    if not text.startswith(SCHEME) or len(token) != TOKEN_BYTES or not host or not port.isdigit():
+    usable = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16
+    if (
+        not text.startswith(SCHEME)
+        or len(token) != TOKEN_BYTES
+        or not token.isascii()
+        or not host
+        or not usable
+    ):
         raise MessageError(f"no endpoint of a weights stream: {text[:80]!r}")
     return Endpoint(host.strip("[]"), int(port), token)
 

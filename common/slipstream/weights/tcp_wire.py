@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Annotated
+
 import msgspec
 
 from slipstream.errors import MessageError, WeightsError
+from slipstream.headers import UNREADABLE
 from slipstream.weights.base import Part
 from slipstream.weights.manifest import Manifest
 
 SCHEMA = 1
 FRAME_BYTES = 8 << 20
 MAX_HEADER_BYTES = 64 << 10
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class ChunkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Ask for `length` bytes from `offset` on, of a version or of its delta."""
 
-    run: str
-    incarnation: int
-    version: int
-    offset: int
-    length: int
+    run: Name
+    incarnation: Number
+    version: Number
+    offset: Number
+    length: Number
     part: Part = "dense"
     schema: int = SCHEMA
 
@@ -43,20 +49,26 @@ def decode_request(data: bytes) -> ChunkRequest:
     """A request within its bounds; raises `MessageError` for anything else."""
     try:
         request = msgspec.msgpack.decode(data, type=ChunkRequest)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise MessageError(f"request for weights cannot be read: {error}") from error
+    check_request(request)
+    return request
+
+
+def check_request(request: ChunkRequest, most: int | None = None) -> None:
+    """Refuse a request of another schema, or for more than `most` bytes (a frame); raises `MessageError`."""
     if request.schema != SCHEMA:
         raise MessageError(f"request for weights has schema {request.schema}, this process reads {SCHEMA}")
-    if request.offset < 0 or not 0 < request.length <= FRAME_BYTES:
-        raise MessageError(f"request for {request.length} bytes of weights, allowed are 1 to {FRAME_BYTES}")
-    return request
+    most = FRAME_BYTES if most is None else most
+    if not 0 < request.length <= most:
+        raise MessageError(f"request for {request.length} bytes of weights, allowed are 1 to {most}")
 
 
 def decode_reply(data: bytes) -> ChunkReply:
     """A reply's header; raises `MessageError` for anything else."""
     try:
         reply = msgspec.msgpack.decode(data, type=ChunkReply)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise MessageError(f"reply with weights cannot be read: {error}") from error
     if reply.schema != SCHEMA:
         raise MessageError(f"reply with weights has schema {reply.schema}, this process reads {SCHEMA}")
@@ -83,7 +95,7 @@ def check_reply(header: bytes, request: ChunkRequest) -> None:
 
 def chunk_requests(manifest: Manifest, part: Part, total: int, start: int = 0) -> list[ChunkRequest]:
     """Requests that together cover the bytes of a part from `start` on."""
-    return cut(whole_request(manifest, part, total, start)) if start < total else []
+    return list(cut(whole_request(manifest, part, total, start))) if start < total else []
 
 
 def whole_request(manifest: Manifest, part: Part, total: int, start: int = 0) -> ChunkRequest:
@@ -98,10 +110,8 @@ def whole_request(manifest: Manifest, part: Part, total: int, start: int = 0) ->
     )
 
 
-def cut(whole: ChunkRequest) -> list[ChunkRequest]:
+def cut(whole: ChunkRequest) -> Iterator[ChunkRequest]:
     """Requests of a frame each that together ask for the same bytes."""
     stop = whole.offset + whole.length
-    return [
-        msgspec.structs.replace(whole, offset=offset, length=min(FRAME_BYTES, stop - offset))
-        for offset in range(whole.offset, stop, FRAME_BYTES)
-    ]
+    for offset in range(whole.offset, stop, FRAME_BYTES):
+        yield msgspec.structs.replace(whole, offset=offset, length=min(FRAME_BYTES, stop - offset))

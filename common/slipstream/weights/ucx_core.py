@@ -41,12 +41,19 @@ class UcxCore:
         try:
             there = self._api.UCXAddress.create_from_buffer(address)
             return self._worker.create_endpoint_from_worker_address(there, endpoint_error_handling=True)
-        except (self._api.UCXError, ValueError, RuntimeError) as error:
+        except (self._api.UCXError, ValueError, IndexError, RuntimeError) as error:
             raise TransportTimeout(f"ucx: no way to the receiver: {error}") from error
 
     def send(self, endpoint: Any, data: Bytes, tag: int) -> Any:
-        """Begin to send; `data` must stay as it is until the request is `completed`."""
-        return endpoint.tag_send(self._array(data), self._api.UCXXTag(tag))
+        """Begin to send; `data` must stay as it is until the request is `completed`.
+
+        Raises:
+            TransportTimeout: The endpoint takes nothing more.
+        """
+        try:
+            return endpoint.tag_send(self._array(data), self._api.UCXXTag(tag))
+        except (self._api.UCXError, ValueError, OverflowError, RuntimeError) as error:
+            raise TransportTimeout(f"ucx: cannot send to the receiver: {error}") from error
 
     def receive(self, data: Bytes, tag: int) -> Any:
         """Begin to receive into `data`; it is UCX's until the request is `completed`."""

@@ -21,6 +21,7 @@ from slipstream.weights.base import Bytes
 from slipstream.weights.control import Gate, ServerOptions, readable
 from slipstream.weights.shelf import Shelf
 from slipstream.weights.ucx_core import UcxCore
+from slipstream.weights.ucx_trial import AddressTrials
 from slipstream.weights.ucx_wire import (
     SILENT_SECONDS,
     Bye,
@@ -38,6 +39,7 @@ SOON_MS = 5
 START_SECONDS = 120.0  # importing UCXX alone takes seconds on a busy machine
 END_SECONDS = 5.0
 MOST_SESSIONS = 64
+MOST_WAITING = 16  # requests of one session
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +72,8 @@ class UcxServer:
         self._shelf, self._send_seconds = shelf, send_seconds
         self._token = secrets.token_hex(16)
         self._sessions: dict[bytes, _Session] = {}
+        self._arrivals: dict[bytes, Hello] = {}
+        self._trials = AddressTrials()
         self._dying: list[_Session] = []
         self._stopping, self._started = threading.Event(), threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -81,6 +85,7 @@ class UcxServer:
             self._thread.start()
             self._await_start()
         except BaseException:
+            self._trials.close()
             self._context.destroy(linger=0)
             raise
         self.endpoint = f"ucx://{self._token}@{self._gate.place}"
@@ -94,6 +99,7 @@ class UcxServer:
         """Stop serving; receivers meet their deadline. Harmless when repeated."""
         self._stopping.set()
         self._thread.join()
+        self._trials.close()
         self._context.destroy(linger=0)
 
     def _await_start(self) -> None:
@@ -143,7 +149,7 @@ class UcxServer:
                 raise MessageError("not a request")
             asked = decode_asked(frames[1])
             if isinstance(asked, Hello):
-                self._greet(core, frames[0], asked)
+                self._note(frames[0], asked)
                 return
             session = self._sessions.get(frames[0])
             if session is None or session.number != asked.session:
@@ -152,19 +158,33 @@ class UcxServer:
             self.refused += 1
             return
         session.heard = time.monotonic()
-        if isinstance(asked, Fetch):
+        if isinstance(asked, Fetch) and len(session.waiting) + len(session.sends) < MOST_WAITING:
             session.waiting.append((asked, self._shelf.until()))
+        elif isinstance(asked, Fetch):
+            self._end_session(frames[0], f"over {MOST_WAITING} requests at once")
         elif isinstance(asked, Bye):
             self._abort(frames[0])
 
-    def _greet(self, core: UcxCore, who: bytes, hello: Hello) -> None:
+    def _note(self, who: bytes, hello: Hello) -> None:
+        """Take a newcomer in whose address is to be tried, if it has the token."""
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             raise MessageError("another token")
-        if len(self._sessions) >= MOST_SESSIONS or who in self._sessions:
+        known = self._sessions.keys() | self._arrivals.keys()
+        if len(known) >= MOST_SESSIONS or who in known:
             raise MessageError("too many sessions")
+        self._arrivals[who] = hello
+
+    def _greet(self, core: UcxCore, who: bytes, hello: Hello) -> None:
         try:
+            if (usable := self._trials.verdict(hello.address)) is None:
+                return
+            del self._arrivals[who]
+            if not usable:
+                raise TransportTimeout("ucx: the receiver's address is damaged, or of another build of UCX")
             endpoint = core.connect(hello.address)
         except TransportTimeout as error:
+            self._arrivals.pop(who, None)
+            self.refused += 1
             self._tell(who, Problem(problem=str(error)))
             return
         session = _Session(secrets.randbits(31) | 1, endpoint, time.monotonic())
@@ -173,6 +193,8 @@ class UcxServer:
 
     def _tend(self, core: UcxCore) -> None:
         """Begin sends, forget those that are complete, and abort whoever is late or silent."""
+        for who, hello in list(self._arrivals.items()):
+            self._greet(core, who, hello)
         now = time.monotonic()
         for who, session in list(self._sessions.items()):
             broken = any(core.failed(send.request) for send in session.sends if send.request.completed)
@@ -183,8 +205,11 @@ class UcxServer:
                 self._abort(who)
                 continue
             waiting, session.waiting = session.waiting, []
-            for fetch, until in waiting:
-                self._begin(core, who, session, fetch, until)
+            try:
+                for fetch, until in waiting:
+                    self._begin(core, who, session, fetch, until)
+            except TransportTimeout as error:
+                self._end_session(who, str(error))
         for session in self._dying:
             session.sends = [send for send in session.sends if not send.request.completed]
         gone = now - END_SECONDS
@@ -203,6 +228,11 @@ class UcxServer:
             return
         request = core.send(session.endpoint, chunk, tag(session.number, fetch.number))
         session.sends.append(_Send(request, chunk, time.monotonic() + self._send_seconds))
+
+    def _end_session(self, who: bytes, problem: str) -> None:
+        self.refused += 1
+        self._tell(who, Problem(problem=problem))
+        self._abort(who)
 
     def _abort(self, who: bytes) -> None:
         """Close without waiting; what UCX may still read stays until it says that it does not."""

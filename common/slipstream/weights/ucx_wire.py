@@ -7,48 +7,54 @@ this channel: ZeroMQ, with CURVE where there are keys, and with the token of the
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from slipstream.errors import MessageError
-from slipstream.weights.tcp_wire import ChunkRequest
+from slipstream.headers import UNREADABLE
+from slipstream.weights.tcp_wire import ChunkRequest, check_request
 
 SCHEME = "ucx://"
 MAX_ADDRESS_BYTES = 8 << 10
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0
+SessionNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+ChunkNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+"""Halves of a tag, which UCX takes as an unsigned number of 64 bits."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="hello"):
     """Ask for a session."""
 
-    token: str
-    address: bytes
+    token: Annotated[str, msgspec.Meta(max_length=64)]
+    address: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_ADDRESS_BYTES)]
 
 
 class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="welcome"):
     """A session: the upper half of every tag."""
 
-    session: int
+    session: SessionNumber
 
 
 class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="fetch"):
     """Ask for a chunk under the tag `number` of the session."""
 
-    session: int
-    number: int
+    session: SessionNumber
+    number: ChunkNumber
     request: ChunkRequest
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="beat"):
     """The receiver lives and still wants what it asked for."""
 
-    session: int
+    session: SessionNumber
 
 
 class Bye(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bye"):
     """The receiver has all that it wanted, or gives up."""
 
-    session: int
+    session: SessionNumber
 
 
 class Problem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="problem"):
@@ -70,10 +76,10 @@ def decode_asked(data: bytes) -> Asked:
     """Raises `MessageError` for anything malformed."""
     try:
         asked: Asked = msgspec.msgpack.decode(data, type=Asked)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise MessageError(f"request for weights cannot be read: {error}") from error
-    if isinstance(asked, Hello) and len(asked.address) > MAX_ADDRESS_BYTES:
-        raise MessageError(f"a worker's address of {len(asked.address)} bytes")
+    if isinstance(asked, Fetch):
+        check_request(asked.request)
     return asked
 
 
@@ -81,6 +87,6 @@ def decode_told(data: bytes) -> Told:
     """Raises `MessageError` for anything malformed."""
     try:
         told: Told = msgspec.msgpack.decode(data, type=Told)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise MessageError(f"answer about weights cannot be read: {error}") from error
     return told
