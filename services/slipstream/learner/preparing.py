@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,11 +20,13 @@ from slipstream.algo.finite import require_finite
 from slipstream.algo.prepare import add_proximal, prepare
 from slipstream.algo.spec import Objective
 from slipstream.config.schema import Config
-from slipstream.learner.batch import Pass, Scored
+from slipstream.learner.batch import Layout, Pass, Scored
 from slipstream.learner.collect import global_batch
 from slipstream.learner.cutting import Cutter, Part
 from slipstream.learner.model import Policy
+from slipstream.learner.ranks import Ranks
 from slipstream.learner.reference import Reference
+from slipstream.learner.reference_source import find_reference
 from slipstream.learner.report import StepReport
 from slipstream.learner.scoring import score
 from slipstream.learner.weightless import weightless, weights_of
@@ -131,6 +134,20 @@ class Preparing:
         functions = self.config.reward.functions
         parts = {f"{f.component}.{name}": f.weight * own for f in functions for name, own in f.weights.items()}
         return {f.component: f.weight for f in functions} | parts
+
+
+def preparing_of(config: Config, spec: Objective, folder: Path, policy: Policy, ranks: Ranks) -> Preparing:
+    """What prepares the batches of a config.
+
+    Raises:
+        UserError: The reference cannot be had.
+    """
+    source = find_reference(config, folder) if spec.kl_beta else None
+    reference = None if source is None else Reference(source, policy, config, ranks)
+    shares = policy.shares and (reference is None or reference.shares)
+    layout = Layout(config.learner.micro_batch_tokens, shares, policy.pair_cost)
+    cutter = Cutter(spec, layout, ranks, config.learner.n_mini)
+    return Preparing(config, spec, cutter, policy, reference, config.sampling.temperature)
 
 
 def _count(report: StepReport, groups: int, batch: Batch, gradient_B: Tensor) -> None:

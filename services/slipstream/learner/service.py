@@ -12,6 +12,7 @@ from slipstream.config.schema import Config
 from slipstream.errors import LedgerError
 from slipstream.learner import recording
 from slipstream.learner.evaluations import Evaluations
+from slipstream.learner.guarded import Guarded
 from slipstream.learner.idle import Idle
 from slipstream.learner.intake import Batch, Intake
 from slipstream.learner.record import step_record
@@ -53,6 +54,7 @@ class Learner:
         self._line = line
         self._life = life
         self._intake = Intake(parts)
+        self._guarded = Guarded(parts, self._intake)
         self._evaluations = Evaluations(parts, line)
         self._saver = Saver(parts, line.step)
         self._telling = Telling(parts)
@@ -108,7 +110,9 @@ class Learner:
         """One transaction: trained, committed, and only then visible to the generators; False if nothing moved."""
         waited, before = time.monotonic() - started, self._line.version
         self._telling.choose(batch, self._line.step + 1)
-        report = await asyncio.to_thread(self._parts.trainer.step, batch, before, self._line.lost)
+        report = await self._guarded.step(self._line, batch)
+        if report is None:
+            return False
         if not report.stepped:
             await self._idle.set_aside(self._line, batch, report)
             return False

@@ -24,23 +24,21 @@ from slipstream.algo.objective import objective
 from slipstream.algo.prepare import Prepared
 from slipstream.config.rules import objective_of
 from slipstream.config.schema import Config
-from slipstream.errors import RunHalted
+from slipstream.errors import RunHalted, UserError
 from slipstream.learner import state
-from slipstream.learner.batch import Layout, MicroBatch, Pass, Scored
+from slipstream.learner.batch import MicroBatch, Pass, Scored
 from slipstream.learner.collect import head_ids
 from slipstream.learner.common_save import Writer
-from slipstream.learner.cutting import Cutter, Part
+from slipstream.learner.cutting import Part
 from slipstream.learner.governing import Governor
 from slipstream.learner.model import Policy, pick_device
 from slipstream.learner.optimizer import Optimizer
 from slipstream.learner.outlet import Outlet
 from slipstream.learner.parameter_groups import freeze, hidden_matrices
 from slipstream.learner.precision import autocast_dtype, check_precision, learner_model
-from slipstream.learner.preparing import Preparing
+from slipstream.learner.preparing import preparing_of
 from slipstream.learner.ranks import Ranks
 from slipstream.learner.recompute import prepare_blocks
-from slipstream.learner.reference import Reference
-from slipstream.learner.reference_source import find_reference
 from slipstream.learner.report import Reason, StepReport
 from slipstream.learner.sharding import shard
 from slipstream.learner.weightless import STALE
@@ -97,7 +95,7 @@ class Trainer:
         self.optimizer = Optimizer(
             trained, config.learner.optimizer, config.run.steps, hidden, config.learner.n_mini
         )
-        self._preparing = self._prepares(folder)
+        self._preparing = preparing_of(config, self._spec, folder, self.policy, self.ranks)
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
         self.watched: Collection[int] = ()
@@ -105,15 +103,6 @@ class Trainer:
         self.governor = Governor.of(config)
         self.outlet = Outlet(self.policy, self.ranks)
         self.saves = state.Saves(self.ranks, config.learner.parallel.timeout_seconds)
-
-    def _prepares(self, folder: Path) -> Preparing:
-        config, policy = self._config, self.policy
-        source = find_reference(config, folder) if self._spec.kl_beta else None
-        reference = None if source is None else Reference(source, policy, config, self.ranks)
-        shares = policy.shares and (reference is None or reference.shares)
-        layout = Layout(config.learner.micro_batch_tokens, shares, policy.pair_cost)
-        cutter = Cutter(self._spec, layout, self.ranks, config.learner.n_mini)
-        return Preparing(config, self._spec, cutter, policy, reference, self._temperature)
 
     def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
         """Train on a batch of groups, once.
@@ -154,6 +143,25 @@ class Trainer:
         if report.made:  # a batch that is no step leaves no trace, or a replay would differ
             report.governor = self.governor.decide(report.metrics)
         return self._ended(report)
+
+    def trial(self, groups: Scored, version: int, lost: Lost = ()) -> None:
+        """Everything that a step on these groups would compute, and no update.
+
+        Raises:
+            Exception: Whatever such a step would end with. What a step skips by itself, and a mistake in the config,
+                are no such end.
+        """
+        self.ranks.call("trial", lambda: pack_work(groups, version, lost))
+        report = StepReport(updates=self.optimizer.updates)
+        try:
+            self._head_ids_BTK = head_ids(groups) if needs_heads(self._spec) else None
+            ready = self._preparing.batch(groups, version, lost, self.governor.bound, report)
+            for part in ready[2]:
+                self._accumulate(only(self._spec, *ready[:2], part.groups), part.passes, report)
+        except (NonFiniteError, UserError) as error:
+            _LOG.info("tried alone: %s", error)
+        finally:
+            self.optimizer.forget()
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights by Hugging Face name; see `Outlet.tensors`."""

@@ -44,6 +44,8 @@ def follow(trainer: Trainer) -> None:
     while (work := ranks.called()) != STOP:
         if work == "step":
             trainer.step(*unpack_work(ranks.share(None)))
+        elif work == "trial":
+            trainer.trial(*unpack_work(ranks.share(None)))
         elif work == "save":
             trainer.save_writers()
         elif work == "load":
