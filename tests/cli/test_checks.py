@@ -267,3 +267,24 @@ def test_a_missing_package_is_warned_of_by_validate_and_refused_by_up(
     assert f"warning: {says}" in capsys.readouterr().err
     assert main(["up", path]) == EXIT_USER
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("engine", "code"),
+    [
+        ({"kind": "vllm"}, EXIT_USER),
+        ({"kind": "http", "options": {"endpoints": ["http://127.0.0.1:1"]}}, EXIT_USER),
+        ({"kind": "http", "options": {"endpoints": ["http://127.0.0.1:1"], "fixed_weights": True}}, EXIT_OK),
+        ({"kind": "transformers"}, EXIT_OK),
+    ],
+)
+def test_experts_that_a_version_joins_are_refused_where_the_engine_knows_only_the_files(
+    config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: Any, code: int
+) -> None:
+    name = "model.layers.0.mlp.experts.3.up_proj.weight"
+    text = json.dumps({name: {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}}).encode()
+    (tmp_path / "model" / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(128))
+    assert main(["validate", config(rollout__engine=engine)]) == code, capsys.readouterr().err
+    if code:
+        assert name in (said := capsys.readouterr().err)
+        assert "set rollout.engine.kind=transformers" in said

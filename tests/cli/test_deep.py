@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from slipstream.cli.main import main
 from slipstream.errors import EXIT_OK, EXIT_USER
+from slipstream.models.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -80,3 +83,34 @@ def test_a_store_that_cannot_be_written_is_told(rows: list[str], capsys: Any) ->
     place = f"learner.checkpoint.upload=file://{Path.cwd()}/rows.jsonl/below"
     assert main(["validate", "tiny-sorter", "--deep", *rows, place]) == EXIT_USER
     assert "learner.checkpoint.upload" in capsys.readouterr().err
+
+
+def _shortened(model: Path) -> None:
+    """As a download that was cut off leaves it."""
+    whole = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(whole[:-100])
+
+
+def _without_head(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("setting", ["model.source", "learner.reference.source"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_without_head, "lacks tensor 'lm_head.weight'"),
+        (_shortened, "model.safetensors cannot be read: it holds"),
+    ],
+)
+def test_files_that_are_not_the_models_are_told(
+    setting: str, change: Any, says: str, rows: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(resolve("tiny-sorter"), model)
+    change(model)
+    given = [*rows, f"{setting}={model}", *(["objective.kl_beta=0.1"] if "reference" in setting else [])]
+    assert main(["validate", "tiny-sorter", "--deep", *given]) == EXIT_USER
+    assert says in capsys.readouterr().err

@@ -93,3 +93,11 @@ def test_a_stream_passes_over_a_row_that_cannot_be_scored_and_counts_it(tokenize
 def test_a_stream_whose_first_row_cannot_be_scored_is_refused(tokenizer, jsonl):
     with pytest.raises(UserError, match="no column 'gold'"):
         streamed(jsonl(ROWS), tokenizer, "gold")[0]
+
+
+@pytest.mark.parametrize("empty", ["", " ", None])
+def test_an_empty_answer_is_refused_where_a_reward_reads_it_and_nowhere_else(tokenizer, jsonl, model, empty):
+    path = jsonl([{"prompt": "add", "answer": empty, "solution": "4"}] * 2)
+    assert len(build_prompts(config_of(path, solution()), tokenizer, model)[0]) == 2
+    with pytest.raises(UserError, match=r"reward 'math' cannot score 2 of 2 rows .*column 'answer' is empty"):
+        build_prompts(config_of(path, {"use": "math"}), tokenizer, model)

@@ -73,8 +73,6 @@ def test_template_options_reach_the_chat_template(make_tokenizer):
         ({"question": "q"}, {}, "row 0: no prompt; its columns are question"),
         ({"prompt": " "}, {}, "row 0: the prompt is empty"),
         ({"prompt": 3}, {}, "row 0: the prompt is a int"),
-        ({"prompt": "q", "answer": " "}, {}, "row 0: the answer is empty"),
-        ({"prompt": "q", "answer": None}, {}, "row 0: the answer is empty"),
         ({"prompt": [{"role": "user"}]}, {}, "a message without role and text"),
         ({"prompt": [{"role": "assistant", "content": "a"}]}, {}, "end with the assistant"),
         (

@@ -84,6 +84,8 @@ def test_what_has_no_order_or_another_shape_is_unscored_for_every_completion(ret
         ({"a": {"b": 1.0}}, "exception"),
         (b"1", "exception"),
         (bytearray(b"1"), "exception"),
+        (np.complex64(1 + 2j), "exception"),
+        (np.complex128(0.5), "exception"),
     ],
 )
 def test_what_is_out_of_bounds_is_unscored_with_the_reason(returned: Any, status: str) -> None:

@@ -39,6 +39,11 @@ class EngineSection(Section):
     threads: int = setting(1, "CPU threads of the engine", acts=unless("kind", "http", "simulated"), ge=1)
     options: dict[str, Any] = setting({}, "further options of the engine, by its own names")
 
+    @property
+    def by_file_names(self) -> bool:
+        """Whether it takes a version's weights by the names that the model's files have for them."""
+        return self.kind in ("vllm", "http") and not self.options.get("fixed_weights")
+
 
 class RolloutSection(Section):
     """Generator replicas."""

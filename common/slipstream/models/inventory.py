@@ -13,10 +13,9 @@ from typing import Any
 
 from slipstream.errors import UserError
 from slipstream.models.architecture import read_architecture, unsupported
-from slipstream.models.tensors import FLOATS, Headers, Shapes, read_tensors, tensor_headers
+from slipstream.models.tensors import FLOATS, LEFT_OUT, Headers, Shapes, read_tensors, tensor_headers
 
 _MEND = "fetch or save the model anew with transformers, or correct its config.json"
-_LEFT_OUT = ("rotary_emb.inv_freq", "position_ids", "attn.masked_bias")  # older releases saved these, unneeded
 
 
 def check_folder_weights(folder: Path, attention: str = "eager") -> None:
@@ -53,7 +52,7 @@ def _problem(found: Mapping[str, Any], integers: set[str], headers: Headers) -> 
     if mismatched:
         name, has, wants = mismatched[0]
         return f"tensor {name!r} has shape {list(has)} instead of {list(wants)} ({_count(mismatched)} so)"
-    unexpected = sorted(name for name in found["unexpected_keys"] if not name.endswith(_LEFT_OUT))
+    unexpected = sorted(name for name in found["unexpected_keys"] if not name.endswith(LEFT_OUT))
     parts = []
     if missing:
         parts.append(f"lacks tensor {missing[0]!r} of its model ({_count(missing)} missing)")

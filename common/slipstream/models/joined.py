@@ -38,6 +38,26 @@ def read_model_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     return {name: found[name] for name in wanted}
 
 
+def refuse_other_names(engine: str, folder: Path, names: Iterable[str]) -> None:
+    """Refuse a model whose tensors are not called in its files as in memory, for an engine that knows only the files.
+
+    Args:
+        engine: `rollout.engine.kind`.
+        folder: The model.
+        names: Its tensors in memory, which are those of a published version.
+
+    Raises:
+        UserError: Names the first that the files call otherwise.
+    """
+    headers = tensor_headers(folder)
+    if other := sorted(name for name in names if name not in headers):
+        raise UserError(
+            f"rollout.engine.kind {engine}: a version's tensor {other[0]!r} is called otherwise, or lies in parts, "
+            f"in the files of model folder {folder}, which is all that this engine knows ({len(other)} so)",
+            "set rollout.engine.kind=transformers, or name a model whose files hold its tensors as transformers does",
+        )
+
+
 def _loaded(folder: Path, dtype: str) -> dict[str, Tensor]:
     import torch
     from transformers import AutoModelForCausalLM

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import UserError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 FLOATS = {"F64", "F32", "F16", "BF16"}  # dtypes as safetensors writes them
+LEFT_OUT = ("rotary_emb.inv_freq", "position_ids", "attn.masked_bias")  # older releases saved these, unneeded
 Headers = dict[str, tuple[tuple[int, ...], str]]
 
 
@@ -44,11 +45,21 @@ def tensor_headers(folder: Path) -> Headers:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(length))
+                _see_length(header, path.stat().st_size - 8 - length)
         except (OSError, ValueError, OverflowError, struct.error) as error:
             raise UserError(f"model folder {folder}: {path.name} cannot be read: {error}") from None
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         headers |= {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in entries.items()}
     return headers
+
+
+def _see_length(header: Mapping[str, Any], there: int) -> None:
+    """Raise a ValueError where a download was cut off, which the library would tell only as it maps the file."""
+    wanted = max(
+        (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
+    )
+    if there != wanted:
+        raise ValueError(f"it holds {there} bytes of tensors, and its header asks for {wanted}")
 
 
 def tensor_shapes(folder: Path) -> Shapes:

@@ -38,8 +38,7 @@ def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
     """Apply the column mapping (a column then has both names), repair text and bring values to plain types.
 
     Raises:
-        UserError: A mapped column is missing, there is no prompt, the answer is empty, or a number is not finite;
-            names the row.
+        UserError: A mapped column is missing, there is no prompt, or a number is not finite; names the row.
     """
     repaired = False
 
@@ -69,7 +68,6 @@ def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
     if "prompt" not in columns:
         have = ", ".join(raw) or "none"
         raise UserError(f"{label}: no prompt; its columns are {have}", "map one: data.columns.prompt=NAME")
-    _refuse_empty_answer(columns, label)
     return Row(_question(columns.pop("prompt"), label), columns, repaired)
 
 
@@ -87,13 +85,6 @@ def _mapped(raw: Mapping[str, Any], mapping: Mapping[str, str], label: str) -> d
             raise UserError(f"{label}: data.columns.{ours}={theirs}, but its columns are {have}", "map another")
     # both names stay, so that a reward may read a column by the one that its author knew
     return {**raw, **{ours: raw[theirs] for ours, theirs in mapping.items()}}
-
-
-def _refuse_empty_answer(columns: Mapping[str, Any], label: str) -> None:
-    """An empty gold answer would score every attempt 0 without a word."""
-    answer = columns.get("answer", "-")
-    if answer is None or (isinstance(answer, str) and not answer.strip()):
-        raise UserError(f"{label}: the answer is empty", "give the row an answer or remove it")
 
 
 def _refuse_not_finite(columns: Mapping[str, Any], label: str) -> None:

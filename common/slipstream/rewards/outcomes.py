@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import math
+import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
@@ -89,7 +90,7 @@ def _number(value: Any) -> float | None:
     kind = _RefusedError(
         "exception", f"returned a {type(value).__name__}; a number, None or a dict is expected"
     )
-    if isinstance(value, _TEXTS):
+    if isinstance(value, _TEXTS) or _is_complex(value):
         raise kind
     try:
         number = float(value)
@@ -104,6 +105,11 @@ def _number(value: Any) -> float | None:
             "out_of_range", f"returned {number:g}; at most {MAX_REWARD:g} either way is allowed"
         )
     return number
+
+
+def _is_complex(value: Any) -> bool:
+    """Whether `float` would drop a part of it; numpy's does, with a warning that nobody sees."""
+    return isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)
 
 
 def _parts(parts: Mapping[Any, Any]) -> dict[str, float | None]:

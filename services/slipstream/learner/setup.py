@@ -25,6 +25,7 @@ from slipstream.ledger.records import RunTerms
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.site import Site, open_site
 from slipstream.models.architecture import positions, read_architecture, vocabulary
+from slipstream.models.joined import refuse_other_names
 from slipstream.models.resolve import resolve
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.sets import PromptSet
@@ -90,6 +91,8 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     stack.callback(leave, ranks)
     await asyncio.to_thread(see_common_root, ranks, folder.path)
     trainer = await asyncio.to_thread(Trainer, config, model, ranks)
+    if config.rollout.engine.by_file_names:
+        refuse_other_names(config.rollout.engine.kind, model, trainer.policy.base_tensors())
     publishing = Publishing(config, trainer, site.ledger, site.incarnation, _sizes(metrics))
     stack.callback(publishing.close)
     metrics.gpus.set(trainer.ranks.size if trainer.policy.device.type == "cuda" else 0)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.learner.reference_source import find_reference
-from slipstream.models.resolve import resolve
+from slipstream.models.resolve import made_here, resolve
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.fitting import reward_specs
 from slipstream.prompts.sets import Prompt
@@ -32,9 +32,17 @@ def device(config: Config) -> Iterator[str]:
     yield from ()
 
 
+def weights(config: Config) -> Iterator[str]:
+    """A model whose files do not hold the tensors that its config asks for."""
+    _see_weights(config.model.source, config)
+    yield from ()
+
+
 def reference(config: Config) -> Iterator[str]:
-    """A reference that cannot be had, or whose tokens are others."""
-    find_reference(config, resolve(config.model.source))
+    """A reference that cannot be had, whose tokens are others, or whose files lack some of its tensors."""
+    found = find_reference(config, resolve(config.model.source))
+    if found is not None and not found.own:
+        _see_weights(str(config.learner.reference.source), config)
     yield from ()
 
 
@@ -57,6 +65,14 @@ def look_deep(config: Config) -> tuple[list[str], list[str]]:
         if result.unscored not in ("", "not_applicable"):
             wrong.append(f"reward.functions: prompt {prompt.index} answered {_short(answer)}: {result.detail}")
     return wrong, shown
+
+
+def _see_weights(source: str, config: Config) -> None:
+    from slipstream.models.inventory import check_folder_weights
+
+    folder = resolve(source)
+    if not made_here(source):
+        check_folder_weights(folder, config.model.attention)
 
 
 def _prompts(config: Config) -> tuple[list[Prompt], str]:

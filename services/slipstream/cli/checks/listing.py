@@ -29,6 +29,7 @@ PLAIN: tuple[Check, ...] = (
     model.reference,
     model.start,
     engine.options,
+    engine.names,
     places.root,
     places.keys,
     places.upload_scheme,
@@ -37,10 +38,10 @@ PLAIN: tuple[Check, ...] = (
 REACHING: tuple[Check, ...] = (places.upload_rights,)
 # They load torch, or fetch; `validate --deep` asks, and the roles themselves when they start.
 NOT_PLAIN = (
-    "the device and its dtypes, rights at learner.checkpoint.upload, a reference that is not here yet, all rows with "
-    "the tokenizer, and three prompts with their rewards"
+    "the device and its dtypes, the tensors of the model and the reference, rights at learner.checkpoint.upload, "
+    "all rows with the tokenizer, and three prompts with their rewards"
 )
-DEEP: tuple[Check, ...] = (deep.device, deep.reference)
+DEEP: tuple[Check, ...] = (deep.device, deep.weights, deep.reference)
 
 
 def problems(config: Config, checks: Sequence[Check] = PLAIN) -> list[str]:

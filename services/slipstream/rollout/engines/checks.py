@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import SlipstreamError, WeightsError
 from slipstream.models.architecture import read_architecture, text_part
+from slipstream.models.tensors import LEFT_OUT, Shapes, tensor_shapes
 
 if TYPE_CHECKING:
     from slipstream.rollout.engines.base import GroupRequest, ServedWeights
@@ -35,6 +36,11 @@ def read_model_config(folder: Path) -> dict[str, Any]:
         UserError: There is none that can be read.
     """
     return text_part(read_architecture(folder))
+
+
+def file_tensors(folder: Path) -> Shapes:
+    """Names and shapes of the tensors that a version has, for an engine that takes them by the names of the files."""
+    return {name: shape for name, shape in tensor_shapes(folder).items() if not name.endswith(LEFT_OUT)}
 
 
 def check_weights(weights: ServedWeights, expected: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:

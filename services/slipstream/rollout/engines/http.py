@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator
 
 from slipstream.errors import SlipstreamError
 from slipstream.messages import Finish
-from slipstream.models.tensors import tensor_shapes
 from slipstream.rollout.engines.base import GroupRequest, Sampling, ServedWeights
-from slipstream.rollout.engines.checks import check_request, check_weights, read_model_config
+from slipstream.rollout.engines.checks import check_request, check_weights, file_tensors, read_model_config
 from slipstream.rollout.engines.http_client import HttpError
 from slipstream.rollout.engines.http_config import HttpConfig
 from slipstream.rollout.engines.http_dialects import Ask, Piece
@@ -54,7 +53,7 @@ class HttpEngine(SampleTasks):
         self._context = min(self.config.context, positions or self.config.context)
         self._vocabulary = int(model["vocab_size"])
         self._tied_head = bool(model.get("tie_word_embeddings", False))
-        self._expected = tensor_shapes(self.config.folder)
+        self._expected = file_tensors(self.config.folder)
         await self._pool.open()
         self.running = True
         if self.config.fixed_weights:

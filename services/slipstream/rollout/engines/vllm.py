@@ -15,9 +15,8 @@ from collections import deque
 
 from slipstream.errors import SlipstreamError, UserError
 from slipstream.messages import Finish
-from slipstream.models.tensors import tensor_shapes
 from slipstream.rollout.engines.base import GroupRequest, ServedWeights
-from slipstream.rollout.engines.checks import check_request, check_weights, read_model_config
+from slipstream.rollout.engines.checks import check_request, check_weights, file_tensors, read_model_config
 from slipstream.rollout.engines.handover import hand_over
 from slipstream.rollout.engines.samples import SampleTasks, seed_after
 from slipstream.rollout.engines.stops import Decode, StopStrings
@@ -52,7 +51,7 @@ class VllmEngine(SampleTasks):
         model = read_model_config(self.config.folder)
         self._context, self._vocabulary = self.config.model_length, int(model["vocab_size"])
         self._tied_head = bool(model.get("tie_word_embeddings", False))
-        self._expected = tensor_shapes(self.config.folder)
+        self._expected = file_tensors(self.config.folder)
         self._core = await VllmCore.start(self.config)
         self.running = True
         self._watcher = asyncio.create_task(self._watch(), name="vllm-watch")
