@@ -25,7 +25,7 @@ from benchmarks.staleness_engine import FlowingEngine
 from benchmarks.virtual import VirtualLoop
 from slipstream.buffer.intake import Intake
 from slipstream.buffer.offers import Offers
-from slipstream.buffer.service import _answer as answer_buffer
+from slipstream.buffer.service import answer
 from slipstream.buffer.store import Store
 from slipstream.config.load import build
 from slipstream.config.schema import Config
@@ -34,6 +34,7 @@ from slipstream.learner.intake_draw import Batch, Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, RunTerms
+from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life
 from slipstream.prompts.order import EpochOrder, Permutation
 from slipstream.prompts.sets import Prompt
@@ -49,6 +50,7 @@ from slipstream.telemetry.metrics import BufferMetrics, RewardMetrics, RolloutMe
 from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import Peer, Receiver, ReceiverOptions, Sender, SenderOptions
 from slipstream.transport.memory import Hub
+from slipstream.transport.origin import Origin
 
 SLOTS, BATCH, MEAN, CAP = 64, 64, 64, 8
 TOKEN_SECONDS = 1 / 8
@@ -208,7 +210,8 @@ class Stack:
         options = ReceiverOptions(credits=CREDITS, silent_seconds=math.inf)  # nobody pings, and nobody is gone
         buffer = await stack.enter_async_context(self.hub.make_receiver(options))
         reward = await stack.enter_async_context(self.hub.make_receiver(options))
-        self.sender = await self._sender("buffer-0", buffer, stack)
+        self.sender = await self._sender("learner", "L", "buffer-0", buffer, stack)
+        directory = Directory(self.ledger)
         metrics = BufferMetrics()
         store = Store(folder / "0.sqlite", sync=False)
         stack.callback(store.close)
@@ -221,21 +224,31 @@ class Stack:
         )
         self.life.watch("intake", intake.run())
         self.life.watch("housekeeping", offers.keep_house(self.life))
-        self.life.watch("buffer", self._each(buffer, lambda delivery: answer_buffer(delivery, intake, offers)))
+        self.life.watch(
+            "buffer", self._each(buffer, lambda delivery: answer(delivery, intake, offers, directory))
+        )
         scoring = RewardService(
             self.config,
             contract,
             self.ledger,
+            directory,
             Scorers(),  # type: ignore[arg-type]
-            await self._sender("buffer-0", buffer, stack),
+            await self._sender("reward", "a", "buffer-0", buffer, stack),
             RewardMetrics(),
         )
         self.life.watch("reward", self._each(reward, scoring.serve))
         for number in range(self.case.replicas):
-            await self._replica(f"r{number}", await self._sender("reward-0", reward, stack), stack)
+            name = f"r{number}"
+            await self._replica(name, await self._sender(name, "a", "reward-0", reward, stack), stack)
 
-    async def _sender(self, peer: str, receiver: Receiver, stack: AsyncExitStack) -> Sender:
-        sender = await stack.enter_async_context(self.hub.make_sender(SenderOptions(ping_seconds=1e6)))
+    async def _sender(
+        self, name: str, incarnation: str, peer: str, receiver: Receiver, stack: AsyncExitStack
+    ) -> Sender:
+        """A member's sender; those that are no generators join here, and need no heartbeat."""
+        if name in ("learner", "reward"):
+            await self.ledger.join(Member(id=name, role=name, incarnation=incarnation, ttl_s=1e6))
+        options = SenderOptions(ping_seconds=1e6, origin=Origin(name, incarnation))
+        sender = await stack.enter_async_context(self.hub.make_sender(options))
         sender.set_peers({peer: Peer(receiver.endpoint)})
         return sender
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ class FakeLedger:
     away: bool = False
     deaf: bool = False  # it does what it is told, and its answers get lost
     calls: int = 0
+    learner: str = "l"
     owners: list[str] = field(default_factory=list)  # in whose name it was told
 
     def fly(self, *tickets: int, attempt: int = 0) -> None:
@@ -94,6 +96,9 @@ class FakeLedger:
             assert (self.states_of[ticket], self.attempts[ticket]) == ("buffered", attempt)
             self.states_of[ticket], self.attempts[ticket] = "issued", attempt + 1
         return [ticket for ticket, _ in tickets]
+
+    async def state(self) -> SimpleNamespace:
+        return SimpleNamespace(learner=self.learner)
 
     async def folded(self, since: int) -> Folded:
         return Folded(since + 1, self.covered)

@@ -117,20 +117,20 @@ async def test_a_group_whose_booking_was_not_answered_is_offered_though_its_send
     """The ledger may have it as stored: then nobody rolls it out anew, and end of data would wait for it for ever."""
     monkeypatch.setattr(offers_module, "WAIT_SECONDS", 0.001)
     intake, _ = running()
-    await intake.offers.offer(ask())
+    await intake.offers.offer(ask(), "l")
     ledger.fly(1, 2, 3)
     ledger.deaf = True
     assert (await intake.store(make_group(1)[1])).status == RETRY
-    assert (await intake.offers.offer(ask())).status == RETRY
+    assert (await intake.offers.offer(ask(), "l")).status == RETRY
     ledger.deaf, ledger.away = False, True
     assert (await intake.store(make_group(2)[1])).status == RETRY
     ledger.away = False
-    before = serial_of(await intake.offers.offer(ask()))
+    before = serial_of(await intake.offers.offer(ask(), "l"))
     assert intake.offers._free == {1}
-    reply = await intake.offers.offer(ask(serial=before))
+    reply = await intake.offers.offer(ask(serial=before), "l")
     assert serial_of(reply) == before  # the second is asked about again, and the learner is not woken by that
     ledger.states_of[2], ledger.attempts[2] = "issued", 1
-    await intake.offers.offer(ask())
+    await intake.offers.offer(ask(), "l")
     assert not store.holds(2, 0)
     assert intake.offers._doubtful == set()
 
@@ -199,9 +199,9 @@ async def test_shards_share_what_may_be_without_signal(running, ledger, make_gro
 async def test_a_spent_budget_lets_everything_in(running, ledger, make_group, ask):
     intake, _ = running(buffer=REQUIRE)
     ledger.fly(1, 2)
-    await intake.offers.offer(ask(spent=True))
+    await intake.offers.offer(ask(spent=True), "l")
     assert (await intake.store(make_group(1, rewards=WRONG)[1])).reason == ""
-    await intake.offers.offer(ask(spent=False))
+    await intake.offers.offer(ask(spent=False), "l")
     assert (await intake.store(make_group(2, rewards=WRONG)[1])).reason == "all_wrong"
     assert intake.offers._free == {1}
 

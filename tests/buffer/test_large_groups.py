@@ -44,8 +44,9 @@ def large(ticket):
 
 async def _serve(receiver, intake, offers):
     async for delivery in receiver:
-        store = intake.store if delivery.parcel.kind == "group" else offers.fetch
-        await delivery.reply(await store(delivery.parcel.frames))
+        frames = delivery.parcel.frames
+        group = delivery.parcel.kind == "group"
+        await delivery.reply(await (intake.store(frames) if group else offers.fetch(frames, "l")))
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "open"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ import pytest
 from slipstream.config.load import build
 from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import FencedError, LedgerError, RunHalted
+from slipstream.lifecycle.directory import Directory
 from slipstream.messages import Group, GroupArrays, Sample, decode_group, encode_group
 from slipstream.reward.service import RewardService
 from slipstream.rewards.base import Scored
 from slipstream.telemetry.metrics import RewardMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Parcel, Peer, ReceiverOptions, Reply, SenderOptions
 from slipstream.transport.memory import Hub
+from slipstream.transport.origin import Origin
 
 
 class FakeLedger:
@@ -22,6 +25,10 @@ class FakeLedger:
         self.error: Exception | None = None
         self.news = True
         self.calls: list[tuple] = []
+
+    async def members(self):
+        listed = [("o", "rollout"), ("other", "rollout"), ("reward-1", "reward")]
+        return [SimpleNamespace(id=name, incarnation="a", role=role) for name, role in listed]
 
     async def scored(self, ticket, attempt, owner, tokens, unscored):
         self.calls.append(("scored", ticket, attempt, owner, tokens, *([unscored] if unscored else [])))
@@ -59,18 +66,19 @@ class Bench:
         }
         self.config = build(tree)[0]
         self.ledger, self.metrics, self.stored = FakeLedger(), RewardMetrics(), []
-        self.answer = Reply(OK)
+        self.answer, self.origin = Reply(OK), Origin("o", "a")
 
     def start(self, sender) -> RewardService:
         contract = Contract(GroupTerms(run="r", vocabulary=1000, rewards=("f",)))
-        return RewardService(self.config, contract, self.ledger, FakeScorers(), sender, self.metrics)
+        parts = (self.ledger, Directory(self.ledger), FakeScorers(), sender, self.metrics)
+        return RewardService(self.config, contract, *parts)
 
     async def score(self, frames) -> Reply:
         hub = Hub()
         async with (
             hub.make_receiver(ReceiverOptions()) as inward,
             hub.make_receiver(ReceiverOptions()) as buffer,
-            hub.make_sender(SenderOptions()) as rollout,
+            hub.make_sender(SenderOptions(origin=self.origin)) as rollout,
             hub.make_sender(SenderOptions()) as outward,
         ):
             rollout.set_peers({"reward": Peer(inward.endpoint)})
@@ -202,6 +210,25 @@ async def test_an_evaluation_item_is_reported_with_the_version_that_made_it(benc
     assert (await bench.score(frames_of("1", kind="eval"))).status == OK
     assert bench.ledger.calls == [("eval", "0:holdout", 1, "o", 3)]
     assert bench.stored == []
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (Origin("other", "a"), REFUSED),  # of a ticket that another rolls
+        (Origin("reward-1", "a"), REFUSED),
+        (Origin("o", "another process"), RETRY),
+        (Origin("nobody", "a"), RETRY),
+        (Origin(), RETRY),
+    ],
+)
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_a_group_is_taken_from_its_owner_only(bench, origin, status, kind):
+    """A foreign member's group was trained, and the owner offered the true one for ever."""
+    bench.origin = origin
+    assert (await bench.score(frames_of("1", kind=kind))).status == status
+    assert (bench.ledger.calls, bench.stored) == ([], [])
+    assert bench.metrics.refused._value.get() == 1
 
 
 async def test_a_malformed_message_is_refused_and_counted(bench):

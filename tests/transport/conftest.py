@@ -11,6 +11,7 @@ import pytest
 from slipstream.transport import zmq as zmq_queues
 from slipstream.transport.base import Peer, Receiver, ReceiverOptions, Reply, Sender, SenderOptions
 from slipstream.transport.memory import Hub
+from slipstream.transport.origin import Origin
 
 Handler = Callable[[str], Reply]
 
@@ -33,7 +34,8 @@ class _Net:
         self.tasks: list[asyncio.Task[None]] = []
 
     def sender(self, **options: Any) -> Sender:
-        chosen = SenderOptions(**{"ping_seconds": 0.02, "suspect_pings": 5, **options})
+        member = {"ping_seconds": 0.02, "suspect_pings": 5, "origin": Origin("rollout-0", "a")}
+        chosen = SenderOptions(**(member | options))
         return self._hub.make_sender(chosen) if self._hub else zmq_queues.make_sender(chosen)
 
     def receiver(self, **options: Any) -> Receiver:

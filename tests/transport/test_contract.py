@@ -6,9 +6,12 @@ import asyncio
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream.errors import MessageError, SlipstreamError, TransportTimeout
 from slipstream.transport.base import Limits, Parcel, Peer, Reply, WrongThreadError
+from slipstream.transport.origin import Origin, new_identity, origin_of, sender_of
 
 
 async def test_a_parcel_arrives_with_its_frames_and_the_reply_returns_with_its_own(net):
@@ -158,7 +161,7 @@ async def test_a_route_names_the_only_peer_that_gets_the_parcel(net):
     assert sorted(seen["shard-1"]) == sorted(f"p{n}" for n in range(1, 20, 2))
 
 
-async def test_the_same_id_is_handed_to_the_service_once(net):
+async def test_the_same_id_of_a_member_is_handed_to_the_service_once_over_all_its_connections(net):
     async with net.receiver() as receiver, net.sender() as one, net.sender() as two:
         one.set_peers({"buffer": net.peer(receiver)})
         two.set_peers({"buffer": net.peer(receiver)})
@@ -186,6 +189,58 @@ async def test_the_same_id_in_progress_joins_the_work_and_the_newest_connection_
         await asyncio.gather(first, return_exceptions=True)
 
 
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (Origin("rollout-0", "a"), Origin("rollout-1", "a")),
+        (Origin("rollout-0", "a"), Origin("rollout-0", "b")),
+        (Origin("rollout-0", "a"), Origin()),
+        (Origin(), Origin()),
+    ],
+)
+async def test_what_one_sender_was_told_is_no_answer_to_another(net, one, two):
+    """Garbage under the id of a future parcel refused the true group."""
+    async with net.receiver() as receiver, net.sender(origin=one) as first, net.sender(origin=two) as second:
+        told = iter(["refused", "ok"])
+        net.serve(receiver, lambda _: Reply(next(told)))
+        for sender, status in ((first, "refused"), (second, "ok"), (first, "refused"), (second, "ok")):
+            sender.set_peers({"reward": net.peer(receiver)})
+            assert (await sender.deliver(Parcel("t7.0", "group"), 10)).status == status
+
+
+async def test_two_senders_work_under_one_id_is_two_pieces_of_work(net, until):
+    async with net.receiver() as receiver, net.sender() as true, net.sender(origin=Origin("x", "a")) as foreign:
+        sent = []
+        for sender in (foreign, true):
+            sender.set_peers({"reward": net.peer(receiver)})
+            sent.append(asyncio.create_task(sender.deliver(Parcel("t7.0", "group"), 10)))
+            await until(lambda: receiver.stats().unread == len(sent))
+        for _ in range(2):
+            delivery = await receiver.receive()
+            await delivery.reply(Reply("ok", delivery.origin.member))
+        assert [(await each).reason for each in sent] == ["x", "rollout-0"]
+
+
+def test_an_identity_says_who_it_is_and_cannot_be_guessed():
+    origin = Origin("my-release-rollout-0", "0a1b2c")
+    one, two = new_identity(origin), new_identity(origin)
+    assert one != two
+    assert [origin_of(each) for each in (one, two, new_identity(Origin()), b"", b"line-1")] == [
+        origin,
+        origin,
+        *[Origin()] * 3,
+    ]
+    assert sender_of(one) == sender_of(two)
+    assert len(new_identity(Origin("x" * 300, "a"))) < 256  # an id that fits into no greeting says nothing
+
+
+@given(st.binary(max_size=60))
+def test_no_identity_is_a_fault(noise):
+    for identity in (noise, b"m" + noise):
+        sender_of(identity)
+        origin_of(identity)
+
+
 async def test_a_retry_reply_is_not_remembered(net):
     async with net.receiver() as receiver, net.sender() as sender:
         sender.set_peers({"reward": net.peer(receiver)})
@@ -196,7 +251,9 @@ async def test_a_retry_reply_is_not_remembered(net):
     assert seen == ["g", "g"]
 
 
-@pytest.mark.parametrize("bound", [{"remember_count": 5}, {"remember_bytes": 5 * (2 + 10)}])
+@pytest.mark.parametrize(
+    "bound", [{"remember_count": 5}, {"remember_bytes": 5 * (len("mrollout-0/a/") + 2 + 10)}]
+)
 async def test_remembered_replies_are_bounded_by_count_and_bytes(net, bound):
     async with net.receiver(**bound) as receiver, net.sender() as sender:
         sender.set_peers({"buffer": net.peer(receiver)})

@@ -19,6 +19,7 @@ from slipstream.errors import LedgerError, UserError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberExpired, RunNotOpen
 from slipstream.lifecycle.address import announced_host
+from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life
 from slipstream.telemetry import tracing
 from slipstream.telemetry.links import show_links
@@ -26,6 +27,7 @@ from slipstream.telemetry.logs import know
 from slipstream.telemetry.metrics import Metrics
 from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
 from slipstream.transport.keys import KeyPair, keys_of
+from slipstream.transport.origin import Origin
 from slipstream.transport.zmq import make_receiver, make_sender
 
 log = logging.getLogger("slipstream.site")
@@ -65,6 +67,7 @@ class Site:
             time.monotonic(),
         )  # whether the run went on while we were here; since when we are
         self.ledger: Ledger
+        self.directory: Directory
 
     async def open_ledger(self) -> None:
         """Take the run's key, if it has one, and connect to its ledger."""
@@ -75,6 +78,7 @@ class Site:
             raise UserError(problem, "set redis.url to the server of the run")
         self.ledger = await Ledger.connect(url, self._config.run.name or "", password=redis_password())
         self._stack.push_async_callback(self.ledger.close)
+        self.directory = Directory(self.ledger)
 
     async def receiver(self) -> Receiver:
         """Bind this role's data socket."""
@@ -99,7 +103,7 @@ class Site:
 
     async def sender(self, to: str) -> Sender:
         """Open a sender to all live members of a role, and keep up with who they are."""
-        options = SenderOptions(name=f"{self.name}->{to}")
+        options = SenderOptions(name=f"{self.name}->{to}", origin=Origin(self.name, self.incarnation))
         sender = await self._stack.enter_async_context(make_sender(options, self._keys))
         self._senders[to] = sender
         self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end

@@ -1,8 +1,8 @@
 """The contract of the queues between services: a parcel is kept by its sender until the receiver has replied.
 
 A `Sender` knows a changing set of peers and gives each parcel to the live one with the most credits; when that
-peer dies or is removed, the parcel goes to another. A `Receiver` hands every parcel id to its service once and
-repeats the remembered reply to whoever sends the id again. `zmq.py` and `memory.py` make both.
+peer dies or is removed, the parcel goes to another. A `Receiver` hands every parcel id of a sender to its service
+once and repeats the remembered reply when that sender sends the id again. `zmq.py` and `memory.py` make both.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final, Literal, Protocol, Self
 
 from slipstream.errors import MessageError, SlipstreamError
 from slipstream.messages import MAX_ARRAY_BYTES, Frame, Frames
+from slipstream.transport.origin import Origin
 
 Outcome = Literal["ok", "refused", "retry", "busy"]
 OK: Final = "ok"
@@ -78,9 +79,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SenderOptions:
-    """A peer that leaves `suspect_pings` pings in a row (one each `ping_seconds`) unanswered is suspect."""
+    """A peer that leaves `suspect_pings` pings in a row (one each `ping_seconds`) unanswered is suspect.
+
+    `origin` is who the receivers are told it is.
+    """
 
     name: str = "sender"
+    origin: Origin = field(default_factory=Origin)
     ping_seconds: float = 1.0
     suspect_pings: int = 5
     limits: Limits = field(default_factory=Limits)
@@ -161,6 +166,11 @@ class Delivery(Protocol):
 
     @property
     def parcel(self) -> Parcel: ...
+
+    @property
+    def origin(self) -> Origin:
+        """Who sent it, by its own word; whoever acts on that compares it with the ledger."""
+        ...
 
     async def reply(self, reply: Reply) -> None:
         """Answer the sender; never waits for it. A second call raises `SlipstreamError`."""

@@ -13,9 +13,11 @@ from functools import partial
 from slipstream.errors import UserError
 from slipstream.messages import Frames
 from slipstream.transport.base import Peer, ReceiverOptions, SenderOptions
+from slipstream.transport.exchange import OnMessage
 from slipstream.transport.guard import Guard
 from slipstream.transport.link import OnMessage as OnDownward
-from slipstream.transport.receiver import OnMessage, QueueReceiver
+from slipstream.transport.origin import Origin, new_identity
+from slipstream.transport.receiver import QueueReceiver
 from slipstream.transport.sender import QueueSender
 
 
@@ -29,7 +31,7 @@ class Hub:
 
     def make_sender(self, options: SenderOptions) -> QueueSender:
         """A sender that reaches the receivers of this hub."""
-        return QueueSender(options, MemoryDialer(self))
+        return QueueSender(options, MemoryDialer(self, options.origin))
 
     def make_receiver(self, options: ReceiverOptions) -> QueueReceiver:
         """A receiver on this hub; `options.port` 0 chooses a free number."""
@@ -39,8 +41,8 @@ class Hub:
 class MemoryLine:
     """One sender's connection to an endpoint; see `link.Line`."""
 
-    def __init__(self, hub: Hub, endpoint: str, on_message: OnDownward, guard: Guard) -> None:
-        self.identity = f"line-{next(hub.numbers)}".encode()
+    def __init__(self, hub: Hub, endpoint: str, origin: Origin, on_message: OnDownward, guard: Guard) -> None:
+        self.identity = new_identity(origin)
         self.endpoint = endpoint
         self._hub = hub
         self._on_message = on_message
@@ -79,8 +81,9 @@ class MemoryLine:
 class MemoryDialer:
     """Makes lines on a hub; see `link.Dialer`."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, origin: Origin) -> None:
         self._hub = hub
+        self._origin = origin
 
     def open(self, guard: Guard) -> None:
         """Nothing to open."""
@@ -90,7 +93,7 @@ class MemoryDialer:
         """A line to the peer's endpoint, whether or not anybody listens there yet."""
         if not peer.endpoint.startswith("memory://"):
             raise UserError(f"endpoint {peer.endpoint!r}: not in this process", "use memory://HOST:PORT")
-        return MemoryLine(self._hub, peer.endpoint, on_message, self._guard)
+        return MemoryLine(self._hub, peer.endpoint, self._origin, on_message, self._guard)
 
     async def close(self) -> None:
         """Nothing to close; the lines are closed already."""

@@ -1,4 +1,4 @@
-"""The receiver: hands each parcel id to its service once, within credits, and repeats remembered replies.
+"""The receiver: hands each parcel id of a sender to its service once, within credits, and repeats remembered replies.
 
 A parcel that comes again while the service works on it joins the work in progress, and the reply goes to the
 connection that asked last. Whatever is malformed, oversized or over its credits is refused and counted.
@@ -11,44 +11,20 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from slipstream.errors import MessageError, SlipstreamError
 from slipstream.messages import Frame, Frames
 from slipstream.transport import wire
 from slipstream.transport.base import REFUSED, RETRY, Parcel, ReceiverOptions, ReceiverStats, Reply
+from slipstream.transport.exchange import Exchange
 from slipstream.transport.guard import Guard
+from slipstream.transport.origin import Origin
 from slipstream.transport.outbox import Outbox
-from slipstream.transport.replies import ReplyMemory
+from slipstream.transport.replies import ReplyKey, ReplyMemory
 from slipstream.transport.sessions import Session, Sessions
 
 LEAVE_SECONDS = 0.5
-
-
-class Exchange(Protocol):
-    """The medium below a receiver; opened and closed with it."""
-
-    @property
-    def endpoint(self) -> str: ...
-
-    @property
-    def denied(self) -> int: ...
-
-    def open(self, guard: Guard, on_message: OnMessage) -> None:
-        """Bind; raises `UserError` naming port and setting when the port is taken."""
-        ...
-
-    def send(self, to: bytes, frames: Frames) -> bool:
-        """Queue a message without waiting; False when the sender is gone or has no room."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class OnMessage(Protocol):
-    """What is done with a message that arrived."""
-
-    def __call__(self, sender: bytes, frames: list[Frame]) -> None: ...
 
 
 class QueueDelivery:
@@ -61,6 +37,16 @@ class QueueDelivery:
         self.parcel = parcel
         self.session = session
         self.answered = False
+
+    @property
+    def origin(self) -> Origin:
+        """Who sent it, by its own word."""
+        return self.session.origin
+
+    @property
+    def key(self) -> ReplyKey:
+        """By what it is remembered."""
+        return (self.session.sender, self.parcel.id)
 
     async def reply(self, reply: Reply) -> None:
         """Answer the sender; never waits for it. A second call raises `SlipstreamError`."""
@@ -75,7 +61,7 @@ class QueueReceiver:
         self._exchange = exchange
         self._sessions = Sessions(options)
         self._replies = ReplyMemory(options.remember_count, options.remember_bytes)
-        self._working: dict[str, QueueDelivery] = {}
+        self._working: dict[ReplyKey, QueueDelivery] = {}
         self._unread: deque[QueueDelivery] = deque()
         self._outbox = Outbox(self._send_answer, lambda error: self._guard.fail(error))
         self._leaving: set[bytes] | None = None
@@ -142,11 +128,11 @@ class QueueReceiver:
             raise SlipstreamError(f"parcel {delivery.parcel.id!r} was answered before")
         self._options.limits.check(reply.frames)
         delivery.answered = True
-        del self._working[delivery.parcel.id]
+        del self._working[delivery.key]
         delivery.session.outstanding -= 1
         self._completed += 1
         if reply.status != RETRY:
-            self._replies.put(delivery.parcel.id, reply)
+            self._replies.put(delivery.key, reply)
         self._answer(delivery.session, delivery.parcel.id, reply)
 
     def stats(self) -> ReceiverStats:
@@ -214,10 +200,11 @@ class QueueReceiver:
             self._send_status(session)
 
     def _on_deliver(self, session: Session, header: wire.Deliver, frames: list[Frame]) -> None:
-        if (reply := self._replies.get(header.id)) is not None:
+        key = (session.sender, header.id)
+        if (reply := self._replies.get(key)) is not None:
             self._repeated += 1
             self._answer(session, header.id, reply)
-        elif (delivery := self._working.get(header.id)) is not None:
+        elif (delivery := self._working.get(key)) is not None:
             self._repeated += 1
             delivery.session.outstanding -= 1
             session.outstanding += 1
@@ -230,7 +217,7 @@ class QueueReceiver:
         else:
             session.outstanding += 1
             delivery = QueueDelivery(self, Parcel(header.id, header.kind, frames), session)
-            self._working[header.id] = delivery
+            self._working[key] = delivery
             self._unread.append(delivery)
             self._arrived.set()
 

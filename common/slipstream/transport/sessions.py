@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from slipstream.errors import MessageError
 from slipstream.transport.base import ReceiverOptions
+from slipstream.transport.origin import Origin, origin_of, sender_of
 
 
 def _new_epoch() -> int:
@@ -20,7 +21,8 @@ class Session:
 
     `granted` is the last window sent to it, `held` the one it last said it goes by, `outstanding` its parcels
     in progress. A new `epoch` tells it to send again what is unanswered; `counting` is set once its first
-    number was seen, so that a receiver that was restarted does not call the past a loss.
+    number was seen, so that a receiver that was restarted does not call the past a loss. `origin` is who the sender
+    says it is, `sender` what is remembered of it by.
     """
 
     identity: bytes
@@ -32,6 +34,11 @@ class Session:
     silent: int = 0
     epoch: int = field(default_factory=_new_epoch)
     counting: bool = False
+    sender: bytes = b""
+    origin: Origin = field(default_factory=Origin)
+
+    def __post_init__(self) -> None:
+        self.sender, self.origin = sender_of(self.identity), origin_of(self.identity)
 
     @property
     def claim(self) -> int:

@@ -7,7 +7,6 @@ list of allowed keys. Without keys the sockets are plain; with keys they are CUR
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Collection
 from functools import partial
 
@@ -18,10 +17,12 @@ from slipstream.messages import Frame, Frames
 from slipstream.transport.base import Limits, Peer, ReceiverOptions, SenderOptions
 from slipstream.transport.bounds import bound_messages
 from slipstream.transport.channel import Channel
+from slipstream.transport.exchange import OnMessage
 from slipstream.transport.guard import Guard
 from slipstream.transport.keys import KeyPair, is_key
 from slipstream.transport.link import OnMessage as OnDownward
-from slipstream.transport.receiver import OnMessage, QueueReceiver
+from slipstream.transport.origin import Origin, new_identity
+from slipstream.transport.receiver import QueueReceiver
 from slipstream.transport.sender import QueueSender
 from slipstream.transport.watch import LinkWatch
 from slipstream.transport.wire import MAX_HEADER_BYTES
@@ -34,7 +35,7 @@ DOMAIN = b"slipstream"
 
 def make_sender(options: SenderOptions, client: KeyPair | None = None) -> QueueSender:
     """A sender over ZeroMQ; with `client` keys it talks to peers with a public key only, over CURVE."""
-    return QueueSender(options, ZmqDialer(options.limits, client))
+    return QueueSender(options, ZmqDialer(options.limits, client, options.origin))
 
 
 def make_receiver(
@@ -47,8 +48,9 @@ def make_receiver(
 class ZmqDialer:
     """Makes DEALER sockets; see `link.Dialer`."""
 
-    def __init__(self, limits: Limits, client: KeyPair | None) -> None:
+    def __init__(self, limits: Limits, client: KeyPair | None, origin: Origin) -> None:
         self._limits = limits
+        self._origin = origin
         self._client = client
 
     def open(self, guard: Guard) -> None:
@@ -62,7 +64,7 @@ class ZmqDialer:
         socket = self._context.socket(zmq.DEALER)
         watch = LinkWatch(socket, _bound_queues(socket, self._limits))
         # The same identity after a reconnect lets an answer find its way; nobody else can guess it.
-        socket.setsockopt(zmq.ROUTING_ID, b"s" + secrets.token_bytes(15))
+        socket.setsockopt(zmq.ROUTING_ID, new_identity(self._origin))
         socket.setsockopt(zmq.PROBE_ROUTER, 1)
         # Without it, parcels would pile up for a peer that never comes while another is free.
         socket.setsockopt(zmq.IMMEDIATE, 1)

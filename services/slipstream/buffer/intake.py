@@ -148,6 +148,12 @@ class Intake:
         facts = (*versions, group.token_count, group.informative, size_of(frames))
         return (group.ticket, group.attempt, group.owner, self._shard, *facts)
 
+    def turned_away(self, kind: str, reply: Reply) -> Reply:
+        """Count and tell of a parcel whose sender may not send it."""
+        self._metrics.received.labels("turned_away").inc(kind == "group")
+        self._pace.warn(log, "turned a parcel (%s) away: %s", kind, reply.reason)
+        return reply
+
     def _refuse(self, reason: str, ticket: int | None) -> Reply:
         self._metrics.received.labels("refused").inc()
         self._pace.warn(log, "refused a group: %s", reason, ticket=ticket)

@@ -9,13 +9,14 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from slipstream.buffer.quota import Quota
 from slipstream.buffer.showing import Show, show_nothing
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.contract import Contract
-from slipstream.errors import LedgerError, MessageError
+from slipstream.errors import FencedError, LedgerError, MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.messages import Frames, Group, check_run, decode_group, decode_header, encode_header
@@ -30,6 +31,7 @@ GATHER_SECONDS = 0.05
 HOUSE_SECONDS = 5.0
 ANSWER_BYTES = 64 << 20  # of groups in one answer, so that it comes in time and within what a message may hold
 ANSWER_GROUPS = 1024
+Request = TypeVar("Request", Offer, Fetch)
 _HELD = ("buffered", "taken", "trained")  # the ledger has it as stored
 
 
@@ -99,16 +101,22 @@ class Offers:
         self._changed()
         await self._give_back(listed)
 
-    async def offer(self, frames: Frames) -> Reply:
-        """The free groups of this shard; waits a moment when the learner knows them all."""
+    async def offer(self, frames: Frames, asker: str) -> Reply:
+        """The free groups of this shard; waits a moment when the learner knows them all.
+
+        Args:
+            frames: An `Offer`.
+            asker: The incarnation of the member that asks.
+        """
         try:
-            request = decode_header(frames[0], Offer)
-            check_run(request, self._config.run.name)
+            request = self._request(frames, Offer, asker)
         except (MessageError, IndexError) as error:
             return Reply(REFUSED, f"malformed: {error}")
         try:
             async with self._lock:
                 await self._follow(request)
+        except FencedError as error:
+            return Reply(REFUSED, str(error))
         except LedgerError as error:
             return Reply(RETRY, str(error))
         self.quota.spent = request.spent
@@ -123,11 +131,10 @@ class Offers:
         answer = Offered(serial=self._serial, ready=self._rows())
         return Reply(OK, frames=[encode_header(answer)])
 
-    async def fetch(self, frames: Frames) -> Reply:
+    async def fetch(self, frames: Frames, asker: str) -> Reply:
         """The groups asked for, as far as they are here and one answer holds them: the first always does."""
         try:
-            request = decode_header(frames[0], Fetch)
-            check_run(request, self._config.run.name)
+            request = self._request(frames, Fetch, asker)
         except (MessageError, IndexError) as error:
             return Reply(REFUSED, f"malformed: {error}")
         rows = [row for ticket in request.tickets if (row := self._store.row(ticket)) is not None]
@@ -137,6 +144,14 @@ class Offers:
             self._free.difference_update(here)
         answer = Found(tickets=here, later=[row.ticket for row in rows[count:]])
         return Reply(OK, frames=[encode_header(answer), *found])
+
+    def _request(self, frames: Frames, kind: type[Request], asker: str) -> Request:
+        """What the learner asks; raises `MessageError` for anything else, also for a question in another's name."""
+        request = decode_header(frames[0], kind)
+        check_run(request, self._config.run.name)
+        if request.learner != asker:
+            raise MessageError(f"learner: {request.learner!r} is asked for by {asker!r}")
+        return request
 
     async def keep_house(self, life: Life) -> None:
         """Forget groups whose last step is covered by a durable checkpoint, or that were dropped."""
@@ -152,6 +167,11 @@ class Offers:
 
     async def _follow(self, request: Offer) -> None:
         """Look up what the learner has changed; another learner may have changed anything."""
+        if (
+            request.learner != self._learner
+            and (holder := (await self._ledger.state()).learner) != request.learner
+        ):
+            raise FencedError(f"learner {request.learner} does not hold the run; {holder or 'nobody'} does")
         self._lately.clear()
         for ticket, reason in request.dropped:
             await self._show_dropped(reason, partial(self._read, ticket))

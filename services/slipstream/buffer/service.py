@@ -11,6 +11,7 @@ from slipstream.buffer.showing import Dropped
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.contract import contract_of
+from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.run_folder import RunFolder
@@ -22,6 +23,7 @@ from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import REFUSED, Delivery, Reply
 
 log = logging.getLogger("slipstream.buffer")
+_SENDERS = {"group": "reward", "offer": "learner", "fetch": "learner"}
 
 
 def serve(config: Config, folder: RunFolder, name: str) -> Service:
@@ -59,19 +61,25 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             await site.join(shard=offers.shard)
             life.drains()
             async for delivery in arrivals(receiver, life):
-                life.watch("answer", _answer(delivery, intake, offers), endless=False)
+                life.watch("answer", answer(delivery, intake, offers, site.directory), endless=False)
 
     return service
 
 
-async def _answer(delivery: Delivery, intake: Intake, offers: Offers) -> None:
-    parcel = delivery.parcel
+async def answer(delivery: Delivery, intake: Intake, offers: Offers, directory: Directory) -> None:
+    """Answer one parcel: groups come from reward, and questions from the learner."""
+    await delivery.reply(await _reply(delivery, intake, offers, directory))
+
+
+async def _reply(delivery: Delivery, intake: Intake, offers: Offers, directory: Directory) -> Reply:
+    parcel, origin = delivery.parcel, delivery.origin
+    sender = _SENDERS.get(parcel.kind)
+    if sender is None:
+        return Reply(REFUSED, f"a buffer knows no {parcel.kind!r}")
+    if refusal := await directory.refusal(origin, sender):
+        return intake.turned_away(parcel.kind, refusal)
     if parcel.kind == "group":
-        reply = await intake.store(parcel.frames)
-    elif parcel.kind == "offer":
-        reply = await offers.offer(parcel.frames)
-    elif parcel.kind == "fetch":
-        reply = await offers.fetch(parcel.frames)
-    else:
-        reply = Reply(REFUSED, f"a buffer knows no {parcel.kind!r}")
-    await delivery.reply(reply)
+        return await intake.store(parcel.frames)
+    if parcel.kind == "offer":
+        return await offers.offer(parcel.frames, origin.incarnation)
+    return await offers.fetch(parcel.frames, origin.incarnation)

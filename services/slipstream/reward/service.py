@@ -11,6 +11,7 @@ from slipstream.config.schema import Config
 from slipstream.contract import Contract, contract_of
 from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted, TransportTimeout
 from slipstream.ledger.client import Ledger
+from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
 from slipstream.messages import Frames, Group, encode_scored
@@ -23,7 +24,8 @@ from slipstream.shards import peer_of, shard_of
 from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import Pace
 from slipstream.telemetry.metrics import RewardMetrics
-from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Parcel, Reply, Sender
+from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Outcome, Parcel, Reply, Sender
+from slipstream.transport.origin import Origin
 
 log = logging.getLogger("slipstream.reward")
 _STORE_SECONDS = 30.0
@@ -47,7 +49,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             await site.join()
             life.drains()
             contract = contract_of(config, state.terms)
-            scoring = RewardService(config, contract, site.ledger, scorers, sender, metrics)
+            scoring = RewardService(config, contract, site.ledger, site.directory, scorers, sender, metrics)
             async for delivery in arrivals(receiver, life):
                 life.watch("score", scoring.serve(delivery), endless=False)
 
@@ -62,6 +64,7 @@ class RewardService:
         config: Config,
         contract: Contract,
         ledger: Ledger,
+        directory: Directory,
         scorers: Scorers,
         sender: Sender,
         metrics: RewardMetrics,
@@ -69,6 +72,7 @@ class RewardService:
         self._contract = contract
         self._shards = config.buffer.shards
         self._ledger = ledger
+        self._directory = directory
         self._scorers = scorers
         self._sender = sender
         self._metrics = metrics
@@ -80,17 +84,19 @@ class RewardService:
         """Score one group, see it stored, and answer its sender."""
         self._metrics.scoring(+1)
         try:
-            await delivery.reply(await self._answer(delivery.parcel.frames))
+            await delivery.reply(await self._answer(delivery.parcel.frames, delivery.origin))
         finally:
             self._metrics.scoring(-1)
 
-    async def _answer(self, frames: Frames) -> Reply:
+    async def _answer(self, frames: Frames, origin: Origin) -> Reply:
+        if refusal := await self._directory.refusal(origin, "rollout"):
+            return self._refuse(refusal.reason, refusal.status)
         try:
             group, _ = self._contract.read(frames, scored=False)
         except MessageError as error:
-            self._metrics.refused.inc()
-            self._refusals.warn(log, "refused a message: %s", error)
-            return Reply(REFUSED, f"malformed: {error}")
+            return self._refuse(f"malformed: {error}")
+        if group.owner != origin.member:
+            return self._refuse(f"{origin.member} sends a group of {group.owner!r}")
         await self._score(group)
         try:
             news = await self._book(group)
@@ -106,6 +112,11 @@ class RewardService:
         if group.kind == "eval":
             return Reply(OK)
         return await self._store(group, encode_scored(group, frames))
+
+    def _refuse(self, reason: str, status: Outcome = REFUSED) -> Reply:
+        self._metrics.refused.inc()
+        self._refusals.warn(log, "refused a message: %s", reason)
+        return Reply(status, reason)
 
     async def _book(self, group: Group) -> bool:
         """Tell the ledger, as the group's owner; returns whether it was news."""
