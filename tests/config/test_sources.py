@@ -176,3 +176,12 @@ def test_a_recipe_brings_its_values_and_the_config_overrides_them(usable: Any) -
     config, _ = build(usable(objective={"recipe": "dapo", "clip_low": None}))
     objective = objective_of(config)
     assert (objective.clip_low, objective.clip_high) == (None, 0.28)
+
+
+@pytest.mark.parametrize("written", ["027", '"027"', "27", "0027"])
+def test_a_umask_is_what_was_written_however_yaml_reads_it(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"run: {{umask: {written}}}\ndata: {{kind: arithmetic}}\nreward: {{functions: [{{use: last_number}}]}}\n"
+    )
+    assert load_config(file, [])[0].run.umask == "027"

@@ -252,3 +252,13 @@ async def test_a_process_that_cannot_start_is_reported_and_leaves_nothing(
         assert "/nowhere/python" in outcome.detail
     while (await score(made, "ok")).value != 2.0:  # a restart begun under the broken system fails once more
         assert made.pids == []
+
+
+async def test_a_worker_has_no_secret_in_its_environment_and_keeps_what_is_the_users(
+    pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_REDIS_PASSWORD", "hunter2")
+    monkeypatch.setenv("JUDGE_KEY", "mine")
+    found = psutil.Process((await pool()).pids[0]).environ()
+    assert "hunter2" not in found.values()
+    assert found["JUDGE_KEY"] == "mine"

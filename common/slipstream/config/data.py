@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import field_validator
+
 from slipstream.conditions import like, unless, unlike, when
 from slipstream.config.base import Section, setting
 
@@ -121,6 +123,10 @@ class RunSection(Section):
 
     name: str | None = setting(None, "name of the run; null takes the config file's name and the time")
     root: str = setting("runs", "folder that holds run folders")
+    umask: Literal["077", "027", "022"] = setting(
+        "077",
+        "who else may read the run's folder, as a umask: 077 nobody, 027 its group, 022 everyone on the host",
+    )
     seed: int = setting(0, "seed of everything random in the run", ge=0)
     steps: int | None = setting(None, "steps to make, each on one batch; null trains until the data ends", ge=1)
     epochs: int | None = setting(None, "passes over the prompts; null is unbounded", ge=1)
@@ -133,3 +139,11 @@ class RunSection(Section):
         "reward.functions.0.weight; a later resume asks again",
     )
     strict: bool = setting(False, "treat warnings about the config as errors")
+
+    @field_validator("umask", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        """YAML takes 027 for an octal number, and 27 for a decimal one."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return f"{value:03}" if value in (77, 27, 22) else f"{value:03o}"
+        return value

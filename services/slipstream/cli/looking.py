@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.config.load import load_config, load_recorded
-from slipstream.config.secrets import redis_password
 from slipstream.errors import UserError
 from slipstream.run_folder import RunFolder
+from slipstream.secrets import redis_password
 
 if TYPE_CHECKING:
     from slipstream.ledger.client import Ledger

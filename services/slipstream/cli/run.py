@@ -22,6 +22,7 @@ from slipstream.learner.launch import launch, ranks_to_start
 from slipstream.learner.start import pinned
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.process import PARENT_VARIABLE, die_with_parent, end_on_sigterm, exit_now, run_process
+from slipstream.privacy import keep_private
 from slipstream.run_folder import Before, RunFolder, check_name, new_name
 from slipstream.telemetry.logs import set_up_logs
 
@@ -61,6 +62,7 @@ def role(options: argparse.Namespace) -> int:
     die_with_parent()
     config, warnings = load_config(options.config, options.overrides)
     folder = RunFolder.of(config)
+    keep_private(config)
     name = name_of(options.role, options.name)
     check_name("--name", name)
     check_libraries(options.role)
@@ -129,6 +131,7 @@ def _supervise(config: Config, warnings: list[str], asked: str, back: str | None
 
     _refuse_what_up_cannot_do(config)
     folder = RunFolder.of(config)
+    keep_private(config)
     config = pinned(config, folder)
     refuse_another_run(config, folder, asked)
     earlier = recorded_config(folder)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError, install
 from slipstream.run_folder import RunFolder
+from slipstream.secrets import redis_password
 
 if TYPE_CHECKING:
     from slipstream.ledger.records import MemberInfo
@@ -64,8 +64,7 @@ def compare(members: list[MemberInfo], later: list[MemberInfo]) -> tuple[list[st
 async def _members(url: str, run: str) -> tuple[list[MemberInfo], list[MemberInfo]]:
     from slipstream.ledger.client import Ledger
 
-    password = os.environ.get("SLIPSTREAM_REDIS_PASSWORD")
-    async with await Ledger.connect(url, run, password=password, deadline=PATIENCE_SECONDS) as ledger:
+    async with await Ledger.connect(url, run, password=redis_password(), deadline=PATIENCE_SECONDS) as ledger:
         members = await ledger.members()
         await asyncio.sleep(LATER_SECONDS)
         return members, await ledger.members()

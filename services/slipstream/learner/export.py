@@ -16,6 +16,7 @@ from slipstream.checkpoint.finding import newest_complete, sealed, verify
 from slipstream.errors import UserError
 from slipstream.learner.shards import Saved
 from slipstream.models.tensors import tensor_headers
+from slipstream.privacy import open_as_others
 
 MODEL = "model.safetensors"
 _DTYPES = {"F16": (0, "float16"), "BF16": (1, "bfloat16"), "F32": (2, "float32"), "F64": (3, "float64")}
@@ -76,7 +77,7 @@ def write_files(
     for number, names in enumerate(files, 1):
         name = MODEL if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         save_file({each: tensor(each).contiguous() for each in names}, target / name, {"format": "pt"})
-        (target / name).chmod(0o644)  # safetensors makes private files
+        open_as_others(target / name)
         index |= dict.fromkeys(names, name)
     if len(files) > 1:
         content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}

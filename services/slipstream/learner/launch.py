@@ -18,6 +18,7 @@ from types import FrameType
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_FAULT, EXIT_OK
 from slipstream.lifecycle.process import PARENT_VARIABLE
+from slipstream.secrets import handed_over
 
 _POLL_S = 0.05
 
@@ -47,8 +48,13 @@ def launch(ranks: int, arguments: Sequence[str], drain_seconds: float) -> int:
         "MASTER_PORT": str(_free_port()),
         PARENT_VARIABLE: str(os.getpid()),
     }
+    secrets = handed_over(os.environ)
     processes = [
-        subprocess.Popen(argv, env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            argv,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            pass_fds=secrets,
+        )
         for rank in range(ranks)
     ]
     asked = _Asked()

@@ -15,6 +15,7 @@ from slipstream.learner.export import write_files
 from slipstream.learner.shards import Saved
 from slipstream.models.joined import read_model_tensors
 from slipstream.models.tensors import content_digest, tensor_shapes
+from slipstream.privacy import open_as_others
 from slipstream.weights.merging import merge_all
 
 _PEFT_PREFIX = "base_model.model."
@@ -75,7 +76,7 @@ def write_peft(checkpoint: Path, adapter: dict[str, Any], model: Path, target: P
     named = {f"{_PEFT_PREFIX}{name}": value for name, value in adapter_weights(checkpoint).items()}
     path = target / "adapter_model.safetensors"
     save_file(named, path, {"format": "pt"})
-    path.chmod(0o644)  # safetensors makes private files
+    open_as_others(path)
 
 
 def adapter_weights(checkpoint: Path) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from slipstream.errors import RunHalted, UserError
 from slipstream.learner.sharding import is_sharded
+from slipstream.privacy import open_as_others
 
 _ROWS = "rows"
 Shape = tuple[int, ...]
@@ -99,6 +100,7 @@ class RankFile:
                 )
         rows = {_ROWS: json.dumps(self.rows)} if self.rows else {}
         save_file(self.tensors, path, metadata={"format": "pt", **rows})
+        open_as_others(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.config.load import ENV_PREFIX
+from slipstream.secrets import free_of_secrets
 from slipstream.telemetry.logs import LAST_WORD
 
 _PR_SET_PDEATHSIG = 1
@@ -142,8 +143,10 @@ def _open(spec: ProcessSpec) -> subprocess.Popen[bytes]:
 
 
 def _inherited() -> dict[str, str]:
-    """Our environment without its settings: they are in the recorded config, where the command line has won."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    """Our environment without its settings, which are in the recorded config, where the command line has won, and
+    without secrets."""
+    kept = free_of_secrets(os.environ)
+    return {name: value for name, value in kept.items() if not name.startswith(ENV_PREFIX)}
 
 
 async def _next_line(stream: asyncio.StreamReader) -> bytes:

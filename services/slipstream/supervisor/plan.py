@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from slipstream.config.schema import Config
+from slipstream.secrets import hand_over
 from slipstream.supervisor.child import ProcessSpec
 
 STREAM_FROM = "glibc.cpu.x86_non_temporal_threshold=0x40000"
@@ -28,9 +29,11 @@ def role_specs(
         "rollout": config.rollout.replicas,
     }
     threads = {"learner": config.learner.threads, "rollout": config.rollout.engine.threads}
+    secrets, descriptors = hand_over(os.environ)
     specs = []
     for role, count in counts.items():
-        env = _environment(threads.get(role, 1)) | {
+        env = _environment(threads.get(role, 1)) | secrets
+        env |= {
             "SLIPSTREAM__TELEMETRY__LOG_FORMAT": log_format,
             "SLIPSTREAM__REDIS__URL": redis_url,
             "SLIPSTREAM__NETWORK__KEYS": config.network.keys or str(keys.resolve()),
@@ -40,7 +43,7 @@ def role_specs(
         for index in range(count):
             name = f"{role}-{index}" if count > 1 or role in ("rollout", "reward") else role
             argv = [*_slipstream(), "run", role, "--config", str(config_file), "--name", name]
-            specs.append(ProcessSpec(name, argv, env))
+            specs.append(ProcessSpec(name, argv, env, keep=descriptors))
     return specs
 
 

@@ -14,13 +14,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from slipstream.config.schema import Config
-from slipstream.config.secrets import redis_password
 from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK, EXIT_USER, LedgerError, UserError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.counts import Counts
 from slipstream.ledger.server import embedded_server
 from slipstream.lifecycle.life import Life
 from slipstream.run_folder import RunFolder
+from slipstream.secrets import redis_password
 from slipstream.supervisor.child import Child, Echo, ProcessSpec, to_stderr
 from slipstream.supervisor.data_lock import data_lock
 from slipstream.supervisor.embedded import EmbeddedSocket

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-KEY_VARIABLE = "SLIPSTREAM_ENGINE_KEY"
+from slipstream.secrets import ENGINE_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class HttpConfig:
     this host's memory (vLLM elsewhere, or SGLang). `fixed_weights: true` says that servers may generate although
     they cannot be updated: their tokens then carry version 0 for ever. Servers that were left out are looked at every
     `probe_seconds`; when none has served for `swap_seconds`, the engine ends. A key for the servers comes from the
-    environment, `SLIPSTREAM_ENGINE_KEY`.
+    environment, `SLIPSTREAM_ENGINE_KEY` or the file that `SLIPSTREAM_ENGINE_KEY_FILE` names.
     """
 
     folder: Path
@@ -45,6 +45,6 @@ class HttpConfig:
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"endpoints: {url!r} is no http:// or https:// URL")
             if parts.password is not None:
-                raise ValueError(f"endpoints: take the password out of the URL and set {KEY_VARIABLE}")
+                raise ValueError(f"endpoints: take the password out of the URL and set {ENGINE_KEY}")
         if self.server == "sglang" and self.share is None and not self.fixed_weights:
             raise ValueError("share: SGLang loads new weights from a folder that it sees; name one")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import shutil
 import time
@@ -16,11 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.errors import SlipstreamError, UserError, WeightsError
+from slipstream.privacy import open_as_others
 from slipstream.rollout.engines.base import ServedWeights
 from slipstream.rollout.engines.handover import Handover, hand_over
 from slipstream.rollout.engines.http_client import HttpClient, HttpError
-from slipstream.rollout.engines.http_config import KEY_VARIABLE, HttpConfig
+from slipstream.rollout.engines.http_config import HttpConfig
 from slipstream.rollout.engines.http_dialects import Dialect, SglangDialect, VllmDialect
+from slipstream.secrets import ENGINE_KEY, secret
 
 log = logging.getLogger("slipstream.rollout")
 
@@ -44,7 +45,7 @@ class Pool:
 
     def __init__(self, config: HttpConfig) -> None:
         self._config = config
-        key = os.environ.get(KEY_VARIABLE, "")
+        key = secret(ENGINE_KEY) or ""
         self.endpoints = [Endpoint(HttpClient(url.rstrip("/"), key)) for url in config.endpoints]
         self.dialect: Dialect = VllmDialect(config.model) if config.server == "vllm" else SglangDialect()
 
@@ -184,3 +185,4 @@ def _write_model(folder: Path, weights: ServedWeights, target: Path) -> None:
         flat = torch.from_numpy(np.array(array).view(np.int16) if array.dtype == np.uint16 else np.array(array))
         tensors[name] = flat.view(torch.bfloat16) if array.dtype == np.uint16 else flat
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    open_as_others(target / "model.safetensors")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from slipstream.config.secrets import redis_password
 from slipstream.errors import UserError
+from slipstream.secrets import free_of_secrets, hand_over, handed_over, redis_password
 
 
 def test_no_password_is_none() -> None:
@@ -41,3 +42,17 @@ def test_a_file_that_holds_none_is_named(content: bytes | None, says: str, tmp_p
     assert str(file) in str(caught.value)
     assert says in str(caught.value)
     assert "SLIPSTREAM_REDIS_PASSWORD_FILE" in str(caught.value)
+
+
+def test_a_role_reads_what_it_was_handed_as_often_as_it_likes_and_others_are_told_nothing() -> None:
+    given = {"SLIPSTREAM_REDIS_PASSWORD": "hunter2", "SLIPSTREAM_ENGINE_KEY_FILE": "/run/key", "HOME": "/x"}
+    variables, descriptors = hand_over(given)
+    try:
+        assert "hunter2" not in str(variables)
+        assert [redis_password(variables) for _ in range(2)] == ["hunter2", "hunter2"]
+        assert variables["SLIPSTREAM_ENGINE_KEY_FILE"] == "/run/key"
+        assert handed_over(variables) == descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert free_of_secrets(given) == {"HOME": "/x"}
