@@ -139,14 +139,8 @@ class RunFolder:
             UserError: The disk refuses.
         """
         try:
-            for folder in (
-                self.checkpoints,
-                self.redis,
-                self.logs,
-                self.path / "buffer",
-                self.path / "poison",
-                self.path / "attempts",
-            ):
+            more = [self.path / name for name in ("buffer", "poison", "attempts")]
+            for folder in (self.checkpoints, self.redis, self.logs, *more):
                 folder.mkdir(parents=True, exist_ok=True)
             close_to_others(self.path)
             (self.path / ".lock").open("a").close()  # a folder that was there may refuse it
