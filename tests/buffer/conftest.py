@@ -33,7 +33,7 @@ class FakeLedger:
     """The ledger's side of what a buffer does: a state and an attempt for each ticket."""
 
     states_of: dict[int, str] = field(default_factory=dict)
-    attempts: dict[int, int] = field(default_factory=dict)
+    attempts_of: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     shards: dict[int, str] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -42,17 +42,18 @@ class FakeLedger:
     deaf: bool = False  # it does what it is told, and its answers get lost
     calls: int = 0
     learner: str = "l"
+    refusing: Exception | None = None
     owners: list[str] = field(default_factory=list)  # in whose name it was told
 
     def fly(self, *tickets: int, attempt: int = 0) -> None:
         for ticket in tickets:
-            self.states_of[ticket], self.attempts[ticket] = "scored", attempt
+            self.states_of[ticket], self.attempts_of[ticket] = "scored", attempt
 
     def _held(self, ticket: int, attempt: int) -> None:
         if self.away:
             raise LedgerError("the ledger did not answer")
-        if self.attempts.get(ticket) != attempt or self.states_of[ticket] in ("dropped", "failed"):
-            raise FencedError(f"ticket {ticket} is at attempt {self.attempts.get(ticket)}, not {attempt}")
+        if self.attempts_of.get(ticket) != attempt or self.states_of[ticket] in ("dropped", "failed"):
+            raise FencedError(f"ticket {ticket} is at attempt {self.attempts_of.get(ticket)}, not {attempt}")
 
     async def buffered_all(self, groups: Sequence[Any]) -> list[Exception | None]:
         if self.away:
@@ -65,6 +66,8 @@ class FakeLedger:
 
     def _buffered(self, ticket: int, attempt: int, owner: str, shard: str, *facts: Any) -> Exception | None:
         self.owners.append(owner)
+        if self.refusing is not None:
+            return self.refusing
         try:
             self._held(ticket, attempt)
         except FencedError as error:
@@ -84,17 +87,22 @@ class FakeLedger:
             raise LedgerError("the ledger did not answer")
         return {ticket: self.states_of[ticket] for ticket in tickets if ticket in self.states_of}
 
+    async def attempts(self, tickets: Sequence[int]) -> dict[int, int]:
+        if self.away:
+            raise LedgerError("the ledger did not answer")
+        return {ticket: self.attempts_of[ticket] for ticket in tickets if ticket in self.attempts_of}
+
     async def stored(self) -> list[tuple[int, int, str]]:
         return [
-            (ticket, self.attempts[ticket], self.shards.get(ticket, "0"))
+            (ticket, self.attempts_of[ticket], self.shards.get(ticket, "0"))
             for ticket, state in self.states_of.items()
             if state == "buffered"
         ]
 
     async def give_back(self, shard: str, tickets: Sequence[tuple[int, int]]) -> list[int]:
         for ticket, attempt in tickets:
-            assert (self.states_of[ticket], self.attempts[ticket]) == ("buffered", attempt)
-            self.states_of[ticket], self.attempts[ticket] = "issued", attempt + 1
+            assert (self.states_of[ticket], self.attempts_of[ticket]) == ("buffered", attempt)
+            self.states_of[ticket], self.attempts_of[ticket] = "issued", attempt + 1
         return [ticket for ticket, _ in tickets]
 
     async def state(self) -> SimpleNamespace:

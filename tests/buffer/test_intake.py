@@ -7,6 +7,7 @@ import pytest
 
 from slipstream.buffer import offers as offers_module
 from slipstream.contract import Contract, GroupTerms
+from slipstream.errors import FencedError
 from slipstream.questions import Offered
 from slipstream.transport.base import OK, REFUSED, RETRY
 
@@ -129,7 +130,7 @@ async def test_a_group_whose_booking_was_not_answered_is_offered_though_its_send
     assert intake.offers._free == {1}
     reply = await intake.offers.offer(ask(serial=before), "l")
     assert serial_of(reply) == before  # the second is asked about again, and the learner is not woken by that
-    ledger.states_of[2], ledger.attempts[2] = "issued", 1
+    ledger.states_of[2], ledger.attempts_of[2] = "issued", 1
     await intake.offers.offer(ask(), "l")
     assert not store.holds(2, 0)
     assert intake.offers._doubtful == set()
@@ -231,3 +232,59 @@ async def test_a_group_of_another_tokenizer_is_refused_and_stored_nowhere(
     reply = await intake.store(make_group(1)[1])
     assert (reply.status, len(store)) == ("refused", 0)
     assert reply.reason == "malformed: token_ids[3]: id 3, the model's vocabulary has 3"
+
+
+async def test_a_refused_group_does_not_destroy_the_one_that_is_stored(running, ledger, store, make_group):
+    """A higher attempt that nobody gave leave for: the slot stayed buffered for ever, with nothing in it."""
+    intake, shelved = running()
+    ledger.fly(1, 2)
+    true, late = make_group(1)[1], make_group(2, attempt=3)[1]
+    assert (await intake.store(true)).status == OK
+    replies = await asyncio.gather(intake.store(make_group(1, attempt=7)[1]), intake.store(late))
+    assert [reply.status for reply in replies] == [REFUSED, REFUSED]
+    assert (store.holds(1, 0), shelved) == (True, {1})
+    assert store.frames([1])[1] == [bytes(frame) for frame in true]
+    assert ledger.states_of == {1: "buffered", 2: "scored"}
+    assert [row.ticket for row in store.rows] == [1]
+
+
+async def test_a_refused_group_of_the_same_attempt_leaves_the_stored_one(running, ledger, store, make_group):
+    intake, _ = running()
+    ledger.fly(1)
+    true = make_group(1)[1]
+    assert (await intake.store(true)).status == OK
+    ledger.refusing = FencedError("ticket 1 attempt 0 is of rollout-0, not of another")
+    assert (await intake.store(make_group(1, rewards=(0.5, 0.25))[1])).status == REFUSED
+    assert store.frames([1])[1] == [bytes(frame) for frame in true]
+
+
+async def test_of_two_attempts_that_come_together_the_one_that_counts_is_stored(
+    running, ledger, store, make_group
+):
+    intake, _ = running()
+    ledger.fly(1)
+    groups = [make_group(1, attempt=attempt)[1] for attempt in (4, 0)]
+    replies = await asyncio.gather(*(intake.store(frames) for frames in groups))
+    assert [reply.status for reply in replies] == [REFUSED, OK]
+    assert store.holds(1, 0)
+
+
+async def test_an_attempt_that_counts_takes_the_place_of_one_that_does_not(running, ledger, store, make_group):
+    """What another attempt has left on the disk, a later one as well."""
+    intake, _ = running()
+    store.put([make_group(1, attempt=0), make_group(2, attempt=9)])
+    ledger.fly(1, 2, attempt=3)
+    for ticket in (1, 2):
+        assert (await intake.store(make_group(ticket, attempt=3)[1])).status == OK
+    assert [(row.ticket, row.attempt) for row in store.rows] == [(1, 3), (2, 3)]
+
+
+async def test_an_attempt_waits_for_the_ledger_before_it_takes_anothers_place(
+    running, ledger, store, make_group
+):
+    intake, _ = running()
+    store.put([make_group(1, attempt=0)])
+    ledger.fly(1, attempt=1)
+    ledger.away = True
+    assert (await intake.store(make_group(1, attempt=1)[1])).status == RETRY
+    assert store.holds(1, 0)

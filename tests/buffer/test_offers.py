@@ -251,7 +251,7 @@ async def test_what_the_file_has_lost_is_rolled_out_anew_counted_and_logged(
     with caplog.at_level(logging.WARNING):
         await make_offers().catch_up()
     assert [ledger.states_of[n] for n in (1, 11, 12)] == ["issued", "issued", "buffered"]
-    assert ledger.attempts[1] == 1
+    assert ledger.attempts_of[1] == 1
     assert metrics.lost._value.get() == 11
     assert "shard 0 has lost 11 groups (tickets 1, 2, 3" in caplog.text
 
@@ -281,7 +281,7 @@ async def test_a_group_that_the_disk_has_changed_is_lost_and_rolled_out_anew(
         assert found(await offers.fetch(fetch(1, 2), "l")) == ([2], [])
         await offers.offer(ask(recheck=True), "l")  # as the learner does, which found it missing
     assert re.search(f"ticket 1 was damaged on the disk and is lost: ({what})", caplog.text)
-    assert (ledger.states_of, ledger.attempts[1]) == ({1: "issued", 2: "buffered"}, 1)
+    assert (ledger.states_of, ledger.attempts_of[1]) == ({1: "issued", 2: "buffered"}, 1)
     assert (metrics.damaged._value.get(), metrics.lost._value.get()) == (1, 1)
 
 
@@ -290,7 +290,7 @@ async def test_an_older_attempt_on_disk_does_not_pass_for_the_one_that_is_lost(
 ):
     offers = make_offers()
     shelve(offers, 1)
-    ledger.attempts[1] = 3
+    ledger.attempts_of[1] = 3
     await offers.catch_up()
     assert ledger.states_of[1] == "issued"
 

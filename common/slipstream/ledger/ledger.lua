@@ -888,35 +888,39 @@ end)
 -- Tickets of a step that are taken or trained, and not folded yet.
 define('taken', READS, function(step) return sorted_members('step:' .. step) end)
 
--- (ticket, state) of those that have a record; the others are folded, or were never issued.
+-- (ticket, attempt, state) of those that have a record; the others are folded, or were never issued.
 define('states', READS, function(tickets)
   local found = {}
   for _, number in ipairs(tickets) do
-    local state = redis.call('HGET', key('t:' .. number), 'state')
-    if state then found[#found + 1] = {number, state} end
+    local record = redis.call('HMGET', key('t:' .. number), 'attempt', 'state')
+    if record[1] then found[#found + 1] = {number, tonumber(record[1]), record[2]} end
   end
   return found
 end)
 
--- (ticket, attempt, shard) of the groups that should lie in a buffer's file, in batches.
+-- (ticket, attempt, shard, state) of the groups of which a buffer may have something, in batches.
 define('stored', READS, function(after, limit)
   local batch = numbers('ZRANGEBYSCORE', key('records'), '(' .. after, '+inf', 'LIMIT', 0, limit)
   local found = {}
   for _, number in ipairs(batch) do
     local record = redis.call('HMGET', key('t:' .. number), 'state', 'attempt', 'shard')
-    if record[1] == 'buffered' then found[#found + 1] = {number, tonumber(record[2]), record[3]} end
+    if FLIES[record[1]] or STORED[record[1]] then
+      found[#found + 1] = {number, tonumber(record[2]), record[3], record[1]}
+    end
   end
   return {batch[#batch] or after, #batch, found}
 end)
 
--- A shard has lost what it stored: the groups are rolled out anew, and nobody is to blame.
-define('give_back', WRITES, function(shard, tickets)
+-- A shard has lost what it stored (`state` is buffered), or groups that should have come to it are nowhere (scored):
+-- they are rolled out anew, and nobody is to blame.
+define('give_back', WRITES, function(shard, tickets, state)
   local run, back = opened(), {}
   for _, ticket in ipairs(tickets) do
     local record = read(ticket[1])
-    if record and record.attempt == ticket[2] and record.shard == shard and record.state == 'buffered' then
+    local its = record and (state == 'scored' or record.shard == shard)
+    if its and record.attempt == ticket[2] and record.state == state then
       reissue(record, run, 'lost', 0, false)
-      add('lost', 1)
+      if state == 'buffered' then add('lost', 1) end
       back[#back + 1] = ticket[1]
     end
   end

@@ -214,6 +214,15 @@ class Aside(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """What the book says of a group that is rolled, scored, or stored in `shard` ('' until it is)."""
+
+    number: int
+    attempt: int
+    shard: str
+    state: State
+
+
 class Folded(msgspec.Struct, frozen=True):
     """Tickets that are closed for good, as inclusive ranges; `cursor` is the `since` of the next call."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.ledger.base import LedgerCalls
-from slipstream.ledger.records import Aside, Folded, RunState, State, Taken, check_reason, pairs
+from slipstream.ledger.records import Aside, Folded, RunState, Standing, State, Taken, check_reason, pairs
 from slipstream.ledger.runs import StateReply
 
 _AT_ONCE = 1000
@@ -23,7 +23,7 @@ class _FoldedReply(msgspec.Struct, frozen=True, array_like=True):
 class _StoredReply(msgspec.Struct, frozen=True, array_like=True):
     last: int
     seen: int
-    found: list[tuple[int, int, str]]
+    found: list[Standing]
 
 
 class _MakersReply(msgspec.Struct, frozen=True, array_like=True):
@@ -58,12 +58,22 @@ class StepCalls(LedgerCalls):
         found: dict[int, State] = {}
         for start in range(0, len(tickets), _AT_ONCE):
             batch = list(tickets[start : start + _AT_ONCE])
-            found.update(await self._book.call(list[tuple[int, State]], "states", batch))
+            facts = await self._book.call(list[tuple[int, int, State]], "states", batch)
+            found |= {number: state for number, _, state in facts}
         return found
+
+    async def attempts(self, tickets: Sequence[int]) -> dict[int, int]:
+        """Attempt that each ticket is at, of those that have a record."""
+        facts = await self._book.call(list[tuple[int, int, State]], "states", list(tickets))
+        return {number: attempt for number, attempt, _ in facts}
 
     async def stored(self) -> list[tuple[int, int, str]]:
         """(number, attempt, shard) of every group that should lie in a buffer, free to be taken."""
-        found: list[tuple[int, int, str]] = []
+        return [(e.number, e.attempt, e.shard) for e in await self.standing() if e.state == "buffered"]
+
+    async def standing(self) -> list[Standing]:
+        """Every group that is on its way to a buffer, or lies in one."""
+        found: list[Standing] = []
         after, seen = -1, _AT_ONCE
         while seen == _AT_ONCE:
             reply = await self._book.call(_StoredReply, "stored", after, _AT_ONCE)
@@ -76,7 +86,11 @@ class StepCalls(LedgerCalls):
 
         Returns those that were given back; taken groups, and those stored again since, are not.
         """
-        return await self._book.call(list[int], "give_back", shard, list(tickets))
+        return await self._book.call(list[int], "give_back", shard, list(tickets), "buffered")
+
+    async def mislaid(self, tickets: Sequence[tuple[int, int]]) -> list[int]:
+        """Have groups rolled out anew that were scored and came to no shard (scored → issued); returns them."""
+        return await self._book.call(list[int], "give_back", "", list(tickets), "scored")
 
     async def untake(self, step: int, learner: str) -> None:
         """Give back what was taken for a step that is not committed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.buffer.quota import Quota, signal_of
@@ -22,6 +22,7 @@ from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
 log = logging.getLogger("slipstream.buffer")
+_FINAL = (FencedError, StalenessError)
 _MOST_AT_ONCE = 64
 
 
@@ -30,6 +31,11 @@ class _Arrival:
     group: Group
     frames: Frames
     kept: asyncio.Future[None]
+
+    @property
+    def attempt(self) -> tuple[int, int]:
+        """Ticket and attempt."""
+        return self.group.ticket, self.group.attempt
 
 
 class Intake:
@@ -76,10 +82,7 @@ class Intake:
         started = time.monotonic()
         try:
             reason = await self._decide(group, frames)
-        except (FencedError, StalenessError) as error:
-            attempt = (group.ticket, group.attempt)
-            if self._store.holds(*attempt):
-                await asyncio.to_thread(self._store.delete, [attempt])
+        except _FINAL as error:
             return self._refuse(str(error), group.ticket)
         except LedgerError as error:
             self._pace.warn(log, "ticket %d is not booked yet: %s", group.ticket, error, ticket=group.ticket)
@@ -125,15 +128,57 @@ class Intake:
             arrivals = [await self._waiting.get()]
             while not self._waiting.empty() and len(arrivals) < _MOST_AT_ONCE:
                 arrivals.append(self._waiting.get_nowait())
-            new = [each for each in arrivals if not self._store.holds(each.group.ticket, each.group.attempt)]
-            await asyncio.to_thread(self._store.put, [(each.group, each.frames) for each in new])
-            for arrival, problem in zip(arrivals, await self._book(arrivals), strict=True):
-                if arrival.kept.done():
-                    continue
-                if problem is None:
-                    arrival.kept.set_result(None)
-                else:
-                    arrival.kept.set_exception(problem)
+            if not (arrivals := await self._let_in(arrivals)):
+                continue
+            new = {each.attempt: each for each in reversed(arrivals) if not self._store.holds(*each.attempt)}
+            await asyncio.to_thread(self._store.put, [(each.group, each.frames) for each in new.values()])
+            problems = await self._book(arrivals)
+            refused = [
+                each.attempt
+                for each, problem in zip(arrivals, problems, strict=True)
+                if new.get(each.attempt) is each and isinstance(problem, _FINAL)
+            ]
+            if (
+                refused
+            ):  # only what was put just now: what lay there before is booked, or for housekeeping to judge
+                await asyncio.to_thread(self._store.delete, refused)
+            for arrival, problem in zip(arrivals, problems, strict=True):
+                _settle(arrival, problem)
+
+    async def _let_in(self, arrivals: list[_Arrival]) -> list[_Arrival]:
+        """Those that may go on the disk.
+
+        One attempt takes another's place there, so the ledger is asked first which it is that counts: a group that it
+        refuses must not have destroyed one that is booked.
+        """
+        attempts: dict[int, set[int]] = {}
+        for each in arrivals:
+            row = self._store.row(each.group.ticket)
+            attempts.setdefault(each.group.ticket, {row.attempt} if row else set()).add(each.group.attempt)
+        rivals = sorted(ticket for ticket, found in attempts.items() if len(found) > 1)
+        if not rivals:
+            return arrivals
+        try:
+            counts = await self._ledger.attempts(rivals)
+        except LedgerError as error:
+            away = dict.fromkeys(rivals, error)
+            return _let_through(arrivals, lambda each: away.get(each.group.ticket))
+        let_in = _let_through(
+            arrivals, lambda each: _fence(each, counts) if each.group.ticket in rivals else None
+        )
+        await self._make_way(let_in)
+        return let_in
+
+    async def _make_way(self, arrivals: Sequence[_Arrival]) -> None:
+        """Delete later attempts that do not count from before the groups that do."""
+        rows = [self._store.row(each.group.ticket) for each in arrivals]
+        newer = [
+            (row.ticket, row.attempt)
+            for each, row in zip(arrivals, rows, strict=True)
+            if row is not None and row.attempt > each.group.attempt
+        ]
+        if newer:
+            await asyncio.to_thread(self._store.delete, newer)
 
     async def _book(self, arrivals: Sequence[_Arrival]) -> list[Exception | None]:
         """Tell the ledger what is on the disk; what each group meets there."""
@@ -158,3 +203,33 @@ class Intake:
         self._metrics.received.labels("refused").inc()
         self._pace.warn(log, "refused a group: %s", reason, ticket=ticket)
         return Reply(REFUSED, reason)
+
+
+def _let_through(
+    arrivals: Sequence[_Arrival], problem_of: Callable[[_Arrival], Exception | None]
+) -> list[_Arrival]:
+    """Those with which there is no problem; the others are told theirs."""
+    problems = [problem_of(each) for each in arrivals]
+    for each, problem in zip(arrivals, problems, strict=True):
+        if problem is not None:
+            _settle(each, problem)
+    return [each for each, problem in zip(arrivals, problems, strict=True) if problem is None]
+
+
+def _fence(arrival: _Arrival, counts: Mapping[int, int]) -> FencedError | None:
+    ticket, attempt = arrival.attempt
+    if (at := counts.get(ticket)) == attempt:
+        return None
+    return FencedError(
+        f"ticket {ticket} is {'closed' if at is None else f'at attempt {at}'}, not at attempt {attempt}"
+    )
+
+
+def _settle(arrival: _Arrival, problem: Exception | None) -> None:
+    """Tell whoever waits for a group what became of it."""
+    if arrival.kept.done():
+        return
+    if problem is None:
+        arrival.kept.set_result(None)
+    else:
+        arrival.kept.set_exception(problem)
