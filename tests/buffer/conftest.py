@@ -20,7 +20,7 @@ from slipstream.config.load import build
 from slipstream.config.schema import Config
 from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import FencedError, LedgerError
-from slipstream.ledger.records import Folded
+from slipstream.ledger.records import Folded, Standing
 from slipstream.messages import Frame, Group, GroupArrays, Sample, encode_group
 from slipstream.questions import Fetch, Offer
 from slipstream.telemetry.aside import AsideLog
@@ -98,6 +98,20 @@ class FakeLedger:
             for ticket, state in self.states_of.items()
             if state == "buffered"
         ]
+
+    async def standing(self) -> list[Standing]:
+        flies = ("rolling", "scored", "buffered", "taken", "trained")
+        return [
+            Standing(ticket, self.attempts_of[ticket], self.shards.get(ticket, ""), state)
+            for ticket, state in self.states_of.items()
+            if state in flies
+        ]
+
+    async def mislaid(self, tickets: Sequence[tuple[int, int]]) -> list[int]:
+        for ticket, attempt in tickets:
+            assert (self.states_of[ticket], self.attempts_of[ticket]) == ("scored", attempt)
+            self.states_of[ticket], self.attempts_of[ticket] = "issued", attempt + 1
+        return [ticket for ticket, _ in tickets]
 
     async def give_back(self, shard: str, tickets: Sequence[tuple[int, int]]) -> list[int]:
         for ticket, attempt in tickets:

@@ -122,3 +122,28 @@ async def test_a_member_that_announces_nonsense_is_left_out_with_one_line(
         for _ in range(3):
             assert [each.id for each in await ledger.members()] == ["g0"]
     assert caplog.text.count("member b'bad' announces nonsense and is left out") == 1
+
+
+async def test_what_was_scored_and_is_nowhere_is_rolled_out_anew_and_nobody_is_to_blame(rolling):
+    await rolling.scored(0, 0, "g0", 10)
+    assert _facts(await rolling.standing()) == [(0, 0, "", "scored")]
+    assert await rolling.mislaid([(0, 1), (9, 0)]) == []
+    assert await rolling.mislaid([(0, 0)]) == [0]
+    assert await rolling.mislaid([(0, 0)]) == []
+    with pytest.raises(FencedError, match="attempt 1, not 0"):
+        await rolling.buffered(0, 0, "g0", "0", 0, 0, 10, True)
+    (again,) = await rolling.admit("g1", 1, 0)
+    assert (again.number, again.attempt) == (0, 1)
+    assert (await rolling.counts()).lost == 0
+    assert (await rolling.audit()).problems == []
+
+
+async def test_a_group_that_was_stored_meanwhile_is_not_mislaid(rolling):
+    await rolling.buffered(0, 0, "g0", "0", 0, 0, 10, True)
+    assert await rolling.mislaid([(0, 0)]) == []
+    assert await rolling.attempts([0, 7]) == {0: 0}
+    assert _facts(await rolling.standing()) == [(0, 0, "0", "buffered")]
+
+
+def _facts(standing):
+    return [(each.number, each.attempt, each.shard, each.state) for each in standing]

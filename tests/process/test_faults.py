@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny-sorter.yaml"
 
 TASKS = [
-    *[("buffer", task) for task in ("receiver", "intake", "housekeeping", "heartbeat")],
+    *[("buffer", task) for task in ("receiver", "intake", "housekeeping", "comparison", "heartbeat")],
     *[("reward", task) for task in ("receiver", "sender:buffer", "peers:buffer", "heartbeat")],
     *[("rollout", task) for task in ("weights", "sender:reward", "peers:reward", "heartbeat")],
     *[("learner", task) for task in ("publish", "sender:buffer", "peers:buffer", "evaluations", "heartbeat")],

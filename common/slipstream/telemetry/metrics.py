@@ -137,6 +137,9 @@ class BufferMetrics(Metrics):
         self.signal = self.counter(
             "buffer_signal_total", "groups by mixed, all_right or all_wrong rewards", "signal"
         )
+        self.repaired = self.counter(
+            "buffer_repaired_total", "groups on which shard and ledger did not agree, by how", "how"
+        )
         self.lost = self.counter(
             "buffer_lost_total", "groups that the store had lost; they are rolled out anew"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,6 +65,7 @@ class Intake:
         self._shard = shard
         self._metrics = metrics
         self._waiting: asyncio.Queue[_Arrival] = asyncio.Queue(1024)
+        self._coming: Counter[tuple[int, int]] = Counter()
         self._quota = quota
         self._shelve = shelve
         self._doubt = doubt
@@ -80,6 +82,7 @@ class Intake:
         except MessageError as error:
             return self._refuse(f"malformed: {error}", None)
         started = time.monotonic()
+        self._coming[group.ticket, group.attempt] += 1
         try:
             reason = await self._decide(group, frames)
         except _FINAL as error:
@@ -87,8 +90,28 @@ class Intake:
         except LedgerError as error:
             self._pace.warn(log, "ticket %d is not booked yet: %s", group.ticket, error, ticket=group.ticket)
             return Reply(RETRY, str(error))
+        finally:
+            self._coming -= Counter([(group.ticket, group.attempt)])
         tracing.span("store", group.run, group.ticket, group.attempt, time.monotonic() - started, end=reason)
         return Reply(OK, reason)
+
+    def is_coming(self, ticket: int, attempt: int) -> bool:
+        """Whether a group is in hand: not booked yet, or not even written."""
+        return (ticket, attempt) in self._coming
+
+    async def book(self, frames: Frames) -> None:
+        """Book a group that lies on the disk and that nobody offers again; delete it if it is not wanted.
+
+        Raises:
+            MessageError: It is none of this run, or damaged.
+        """
+        group, _ = self._contract.read(frames, scored=True)
+        arrival = _Arrival(group, frames, asyncio.get_running_loop().create_future())
+        (problem,) = await self._book([arrival])
+        if problem is None:
+            self._shelve(group.ticket)
+        elif isinstance(problem, _FINAL):
+            await asyncio.to_thread(self._store.delete, [arrival.attempt])
 
     async def _decide(self, group: Group, frames: Frames) -> str:
         """Keep the group, or drop it; returns the reason why it is not worth storing, if it is not."""

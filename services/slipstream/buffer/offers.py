@@ -72,6 +72,10 @@ class Offers:
         """The shard's name in the ledger."""
         return str(self._index)
 
+    def offers(self, ticket: int) -> bool:
+        """Whether the learner may have it."""
+        return ticket in self._free
+
     def shelve(self, ticket: int) -> None:
         """Note that a group is stored and booked, so that the next step may have it."""
         self._free.add(ticket)
@@ -96,8 +100,8 @@ class Offers:
         listed = await self._ledger.stored()
         states = await self._ledger.states([row.ticket for row in known])
         await self._forget([row for row in known if row.ticket not in states])
-        booked = {number for number, attempt, shard in listed if shard == self.shard}
-        self._free = (self._free & self._lately) | {number for number in booked if self._store.row(number)}
+        mine = [(number, attempt) for number, attempt, shard in listed if shard == self.shard]
+        self._free = (self._free & self._lately) | {each[0] for each in mine if self._store.holds(*each)}
         self._changed()
         await self._give_back(listed)
 
@@ -266,11 +270,14 @@ class Offers:
         self._arrived.set()
 
     async def _forget(self, rows: Sequence[Stored]) -> None:
+        await self.forget([(row.ticket, row.attempt) for row in rows])
+
+    async def forget(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Delete just these: a later attempt of the same ticket, stored since they were looked at, stays."""
-        attempts = [(row.ticket, row.attempt) for row in rows if self._store.holds(row.ticket, row.attempt)]
-        self._free.difference_update(ticket for ticket, _ in attempts)
-        if attempts:
-            await asyncio.to_thread(self._store.delete, attempts)
+        here = [each for each in attempts if self._store.holds(*each)]
+        self._free.difference_update(ticket for ticket, _ in here)
+        if here:
+            await asyncio.to_thread(self._store.delete, here)
 
 
 def _fitting(rows: Sequence[Stored]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack
 
+from slipstream.buffer.comparison import Comparison
 from slipstream.buffer.intake import Intake
 from slipstream.buffer.offers import Offers
 from slipstream.buffer.showing import Dropped
@@ -57,6 +58,8 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             )
             life.watch("intake", intake.run())
             life.watch("housekeeping", offers.keep_house(life))
+            comparison = Comparison(site.ledger, store, intake, offers, config.buffer.shards, metrics)
+            life.watch("comparison", comparison.run(life))
             life.watch("book", BookMetrics(metrics).follow(site.ledger, life))
             await site.join(shard=offers.shard)
             life.drains()

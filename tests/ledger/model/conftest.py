@@ -226,6 +226,14 @@ class Model:
         else:
             record.state, record.stamps, record.partial = "buffered", stamps, (0, b"")
 
+    def mislaid(self, number: int, attempt: int, state: str) -> list[int]:
+        """Said to be stored, or scored, and nowhere."""
+        record = self.records.get(number)
+        if record is None or (record.attempt, record.state) != (attempt, state):
+            return []
+        self.reissue(record, "lost", blamed=False)
+        return [number]
+
     def fail(self, number: int, attempt: int, owner: str, reason: str, retry: bool) -> Failure:
         asked = (attempt, reason, retry)
         if number in self.records and not self.folded(number) and asked in self.records[number].answers:

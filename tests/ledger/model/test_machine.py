@@ -190,6 +190,19 @@ class Machine(RuleBasedStateMachine):
             lambda: self.model.hand_over(number, attempt, owner, tokens, to, blob),
         )
 
+    @rule(pick=picks, lag=lags, scored=st.booleans())
+    def mislaid(self, pick: int, lag: int, scored: bool) -> None:
+        """A shard that compares itself with the book does not find the group."""
+        number = self.choose(pick, "scored" if scored else "buffered")
+        attempt = self.attempt_of(number, lag)
+
+        async def real() -> list[int]:
+            group = [(number, attempt)]
+            return await (self.ledger.mislaid(group) if scored else self.ledger.give_back("b", group))
+
+        self.both(real, lambda: self.model.mislaid(number, attempt, "scored" if scored else "buffered"))
+        self.twin.again = None  # a repeated call finds nothing to give back
+
     @rule()
     def flying(self) -> None:
         again = self.twin.again, self.twin.answer
