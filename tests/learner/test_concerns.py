@@ -65,3 +65,36 @@ def test_rewards_that_differ_between_batches_have_a_width():
 def test_one_update_in_five_is_enough():
     concerns = Concerns(2)
     assert [c for n in range(20) for c in concerns.see(Seen(n % 5 == 0, "no_gradient", 8, 0.0, 0.0, 1.0))] == []
+
+
+def test_equal_rewards_that_are_the_best_of_the_run_say_that_nothing_is_left_to_learn():
+    concerns = Concerns(2)
+    fed(concerns, FINE, 1)
+    (found,) = [
+        each for each in fed(concerns, Seen(True, "", 8, 0.0, 1.0, 1.0), STEPS) if each.kind == "reward_width"
+    ]
+    assert "nothing is left to learn" in found.text
+    assert "reward.functions" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("seen", "rewards", "best"),
+    [
+        ([], [1.0, 1.0], False),  # a run that saw one reward only may have a reward that is always the same
+        ([(1.0, 1.0)], [1.0, 1.0], False),
+        ([(0.0, 1.0)], [1.0, 1.0], True),
+        ([(0.0, 1.0)], [1.0, 0.0], False),
+        ([(0.0, 1.0)], [1.0, None], False),
+        ([(0.0, 1.0)], [0.0, 0.0], False),
+        ([(0.2, 1.0), (0.2, 1.2)], [1.0, 1.0], False),
+        ([(None, None)], [None, None], False),
+    ],
+)
+def test_a_group_is_best_when_every_sample_has_the_highest_reward_of_a_run_that_saw_others(
+    make_group, seen, rewards, best
+):
+    concerns = Concerns(2)
+    for lowest, highest in seen:
+        concerns.widen(lowest, highest)
+    group, _ = make_group([1], [[5, 2], [6, 2]], rewards)
+    assert concerns.best(group) is best

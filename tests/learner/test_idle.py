@@ -28,17 +28,19 @@ class FakeIntake:
 
 @pytest.fixture
 def bench(make_group):
-    def make(policy="token"):
+    def make(policy="token", limit=3, best=False):
         tree = {
             "run": {"name": "r", "steps": 5},
             "data": {"kind": "arithmetic"},
             "reward": {"functions": [{"use": "last_number"}]},
             "batch": {"groups": 2, "group_size": 2},
             "staleness": {"policy": policy},
-            "learner": {"max_idle_batches": 3},
+            "learner": {"max_idle_batches": limit},
         }
         intake, seen = FakeIntake(), []
-        telling = SimpleNamespace(seen=lambda step, batch: seen.append(batch), concerns=[])
+        telling = SimpleNamespace(
+            seen=lambda step, batch: seen.append(batch), concerns=[], best=lambda group: best
+        )
         idle = Idle(SimpleNamespace(config=build(tree)[0], metrics=LearnerMetrics()), intake, telling)
         batch = [make_group([1], [[5, 2], [6, 2]], [1.0, 1.0], ticket=ticket) for ticket in (7, 8)]
         return SimpleNamespace(idle=idle, intake=intake, batch=batch, seen=seen)
@@ -107,3 +109,34 @@ def test_a_step_trains_what_had_a_part_in_it_and_names_the_rest(bench):
     report = StepReport(stepped=True, idle={1: "nonfinite"})
     assert trained_of(rig.batch, report) == [(7, 0)]
     assert idle_of(rig.batch, report) == [(8, 0, "nonfinite")]
+
+
+async def test_small_batches_do_not_end_a_run_that_a_group_in_a_hundred_moves(bench):
+    """20 batches of 2 groups are 40 groups: of a hundred healthy runs such as these most would have been ended."""
+    rig = bench(limit=None)
+    for _ in range(255):
+        await rig.idle.set_aside(
+            Line(), rig.batch, report_of("no_gradient", dict.fromkeys(range(2), "no_gradient"))
+        )
+    with pytest.raises(RunHalted, match=r"512 groups were dropped .*as many as 256 batches hold"):
+        await rig.idle.set_aside(
+            Line(), rig.batch, report_of("no_gradient", dict.fromkeys(range(2), "no_gradient"))
+        )
+
+
+async def test_a_run_that_has_solved_its_task_reaches_its_end(bench):
+    rig = bench(best=True)
+    for _ in range(3):
+        assert not rig.idle.solved
+        await rig.idle.set_aside(
+            Line(), rig.batch, report_of("no_gradient", dict.fromkeys(range(2), "no_gradient"))
+        )
+    assert rig.idle.solved
+
+
+async def test_what_was_masked_is_not_solved_whatever_its_rewards(bench):
+    rig = bench(best=True)
+    for _ in range(2):
+        await rig.idle.set_aside(Line(), rig.batch, report_of("no_weight", dict.fromkeys(range(2), "masked")))
+    with pytest.raises(RunHalted, match="masked 6"):
+        await rig.idle.set_aside(Line(), rig.batch, report_of("no_weight", dict.fromkeys(range(2), "masked")))

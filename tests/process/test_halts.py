@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from slipstream.checkpoint.finding import newest_complete
-from slipstream.errors import EXIT_FAULT, EXIT_HALTED
+from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -143,6 +143,67 @@ def test_a_run_that_learned_nothing_says_what_to_change_and_exits_with_3(stack, 
     assert len(status["warnings"]) == 3
     again = run.resume()
     assert again.wait() == EXIT_HALTED, run.text
+    run.assert_gone()
+
+
+SOLVED = """
+def solved(prompts, completions, **columns):
+    place = "{folder}/calls"
+    with open(place, "a") as calls:
+        calls.write("x")
+    with open(place) as calls:
+        done = len(calls.read())
+    return [1.0] * len(completions) if done > 12 else [float(at % 2) for at in range(len(completions))]
+"""
+
+
+def test_a_task_that_is_solved_before_its_steps_ends_the_run_well_and_keeps_every_step(
+    stack, simulated, tmp_path
+):
+    """Equal rewards of 1 were a halt with exit code 3 that lost the steps after the newest checkpoint."""
+    (tmp_path / "solved.py").write_text(SOLVED.format(folder=tmp_path))
+    run = stack().up(
+        *simulated,
+        "run.steps=100",
+        "learner.checkpoint.every=50",
+        "learner.max_idle_batches=6",
+        f"reward.functions.0.use={tmp_path}/solved.py:solved",
+    )
+    assert run.wait() == EXIT_OK, run.text
+    made = len(run.steps())
+    assert 0 < made < 100
+    assert newest_complete(run.folder / "checkpoints").step == made
+    assert "nothing is left to learn" in run.text
+    told = [sys.executable, "-m", "slipstream.cli.main", "status", str(run.folder)]
+    status = subprocess.run(told, capture_output=True, check=True, text=True, timeout=90).stdout
+    assert f"finished (solved), step {made} of 100" in status
+    run.assert_gone()
+
+
+CHANGED = """
+def wrong(prompts, completions, **columns):
+    place = "{folder}/calls"
+    with open(place, "a") as calls:
+        calls.write("x")
+    with open(place) as calls:
+        done = len(calls.read())
+    return [0.0] * len(completions) if done > 12 else [float(at % 2) for at in range(len(completions))]
+"""
+
+
+def test_a_run_that_halts_keeps_the_steps_that_it_has_made(stack, simulated, tmp_path):
+    (tmp_path / "changed.py").write_text(CHANGED.format(folder=tmp_path))
+    run = stack().up(
+        *simulated,
+        "run.steps=100",
+        "learner.checkpoint.every=50",
+        "learner.max_idle_batches=6",
+        f"reward.functions.0.use={tmp_path}/changed.py:wrong",
+    )
+    assert run.wait() == EXIT_HALTED, run.text
+    made = len(run.steps())
+    assert made > 0
+    assert newest_complete(run.folder / "checkpoints").step == made
     run.assert_gone()
 
 

@@ -178,10 +178,11 @@ class LearnerSection(Section):
     max_nonfinite_steps: int = setting(
         3, "stop after this many batches in a row without an update, for a gradient that is not finite", ge=1
     )
-    max_idle_batches: int = setting(
-        20,
+    max_idle_batches: int | None = setting(
+        None,
         "stop when so many batches' worth of groups were dropped for one step because nothing in them moves the "
-        "weights: rewards all equal, unscored, masked or empty",
+        "weights: rewards all equal, unscored, masked or empty; null is 20, and of small batches as many as hold "
+        "512 groups",
         ge=1,
     )
     take_timeout_seconds: float = setting(

@@ -243,7 +243,7 @@ def _run_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def _overrides_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="settings to change")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key.sub=value", help="settings to change")
 
 
 def _version() -> str:

@@ -80,6 +80,7 @@ class Concerns:
         self._longest = max_new_tokens
         self._last: deque[Seen] = deque(maxlen=STEPS)
         self._open: dict[Kind, Concern] = {}
+        self._widest: tuple[float, float] | None = None  # smallest and largest reward of all that was seen
 
     @property
     def open(self) -> list[Concern]:
@@ -89,7 +90,22 @@ class Concerns:
     def see(self, seen: Seen) -> list[Concern]:
         """What begins and what ends with this batch."""
         self._last.append(seen)
+        self.widen(seen.lowest, seen.highest)
         return list(self._changes()) if len(self._last) == STEPS else []
+
+    def widen(self, lowest: float | None, highest: float | None) -> None:
+        """Take rewards of this run into account; also of steps that a learner before this one has made."""
+        if lowest is None or highest is None:
+            return
+        low, high = self._widest or (lowest, highest)
+        self._widest = min(low, lowest), max(high, highest)
+
+    def best(self, group: Group) -> bool:
+        """Whether every sample of a group has the highest reward of a run that has seen others."""
+        low, high = self._widest or (0.0, 0.0)
+        return (
+            low < high and len(group.scored_rewards) == len(group.samples) and min(group.scored_rewards) == high
+        )
 
     def _changes(self) -> Iterator[Concern]:
         found: dict[Kind, str] = {
@@ -126,6 +142,11 @@ class Concerns:
         high = [seen.highest for seen in self._last if seen.highest is not None]
         if not low or max(high) > min(low):
             return ""
+        if self._widest is not None and self._widest[0] < low[0] == self._widest[1]:
+            return (
+                f"every reward of the last {STEPS} batches is {low[0]:g}, the highest of this run: nothing is left "
+                "to learn from these prompts; take harder ones"
+            )
         return (
             f"every reward of the last {STEPS} batches is {low[0]:g}, and from equal rewards nothing is learned: "
             "check reward.functions and the column that it compares with"

@@ -24,10 +24,17 @@ from slipstream.ledger.records import Aside
 from slipstream.staleness import evicts_over_bound
 
 log = logging.getLogger("slipstream.learner")
+BATCHES, FEWEST = 20, 512  # of which at least one moves the weights where a group in a hundred could
+_SOLVED = 0.9  # share; a few prompts with a wrong gold are wrong for ever
 
 
 class Idle:
-    """Has groups leave by name that moved nothing, and ends a run in which nothing else comes."""
+    """Has groups leave by name that moved nothing, and ends a run in which nothing else comes.
+
+    Attributes:
+        solved: Whether nothing else comes because nearly every answer is the best that the run has seen: it has
+            reached its end before its steps.
+    """
 
     def __init__(self, parts: Parts, intake: Intake, telling: Telling) -> None:
         self._parts = parts
@@ -35,13 +42,15 @@ class Idle:
         self._telling = telling
         self._batches: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
-        self._dropped = 0
+        self._dropped = self._best = 0
+        self.solved = False
 
     async def set_aside(self, line: Line, batch: Batch, report: StepReport) -> None:
         """Take a batch apart that made no update; what of it can still train is free again.
 
         Raises:
-            RunHalted: `learner.max_idle_batches` batches' worth of groups were dropped since the last update.
+            RunHalted: `learner.max_idle_batches` batches' worth of groups were dropped since the last update, and
+                the run is not `solved`.
         """
         leaving = self._leaving(batch, report.idle)
         await self._intake.set_aside(line.step + 1, batch, leaving)
@@ -54,16 +63,20 @@ class Idle:
         log.warning("step %d is not made with these %d groups: %s", line.step + 1, len(batch), report.detail)
         log.info("set aside: %s; of %d groups", names, len(batch))
         dropped = sum(each.reason != STALE for each in leaving)
+        self._best += sum(
+            self._telling.best(batch[at][0]) for at in report.idle if report.idle[at] == "no_gradient"
+        )
         if dropped:  # what comes again says nothing of the run
             self._telling.seen(line.step, Seen.idle([group for group, _ in batch], report.reason))
         self._dropped += dropped
-        self._halt_if_hopeless(line.step + 1, report)
+        if self._dropped >= self._limit() * self._parts.config.batch.groups:
+            self._end(line.step + 1, report)
 
     def told(self, batch: Batch, report: StepReport) -> dict[str, Any]:
         """What was idle on the way to a step that is made, for its line: batches and groups, by reason."""
         self._leaving(batch, report.idle)
         found = {"idle_batches": dict(self._batches), "idle_groups": dict(self._groups)}
-        self._batches, self._groups, self._dropped = Counter(), Counter(), 0
+        self._batches, self._groups, self._dropped, self._best = Counter(), Counter(), 0, 0
         return found
 
     def _leaving(self, batch: Batch, idle: Mapping[int, str]) -> list[Aside]:
@@ -73,14 +86,27 @@ class Idle:
         groups = [(batch[index][0], reason) for index, reason in sorted(idle.items())]
         return [Aside(group.ticket, group.attempt, why, again and why == STALE) for group, why in groups]
 
-    def _halt_if_hopeless(self, step: int, report: StepReport) -> None:
-        limit = self._parts.config.learner.max_idle_batches
-        if self._dropped >= limit * self._parts.config.batch.groups:
-            why = "; ".join(self._telling.concerns) or f"last: {report.detail}"
-            raise RunHalted(
-                f"nothing moves the weights: {self._dropped} groups were dropped for step {step} "
-                f"({_counted(self._groups)}), as many as {limit} batches hold (learner.max_idle_batches): {why}"
+    def _limit(self) -> int:
+        """Batches. A fixed number of small ones would end a run in which the next group might have been the one."""
+        config = self._parts.config
+        return config.learner.max_idle_batches or max(BATCHES, -(-FEWEST // config.batch.groups))
+
+    def _end(self, step: int, report: StepReport) -> None:
+        self.solved = self._best >= _SOLVED * self._dropped
+        if self.solved:
+            log.info(
+                "nothing is left to learn: in %d of %d groups for step %d every sample has the highest reward of "
+                "this run, and none moves the weights; the run ends here (harder prompts go on: learner.start_from)",
+                self._best,
+                self._dropped,
+                step,
             )
+            return
+        why = "; ".join(self._telling.concerns) or f"last: {report.detail}"
+        raise RunHalted(
+            f"nothing moves the weights: {self._dropped} groups were dropped for step {step} "
+            f"({_counted(self._groups)}), as many as {self._limit()} batches hold (learner.max_idle_batches): {why}"
+        )
 
 
 def _counted(reasons: Mapping[str, int]) -> str:

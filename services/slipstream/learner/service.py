@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 from slipstream.config.schema import Config
-from slipstream.errors import LedgerError
+from slipstream.errors import LedgerError, RunHalted
 from slipstream.learner import recording
 from slipstream.learner.evaluations import Evaluations
 from slipstream.learner.guarded import Guarded
@@ -28,6 +30,7 @@ from slipstream.lifecycle.life import Life, Service
 from slipstream.run_folder import RunFolder
 
 log = logging.getLogger("slipstream.learner")
+_T = TypeVar("_T")
 _LEDGER_SECONDS = 2.0  # a stop has little time; a ledger that is there answers within milliseconds
 
 
@@ -76,15 +79,25 @@ class Learner:
         started = time.monotonic()
         while not self._done() and not self._wishes.drain:
             taking = self._wishes.unless_drained(self._intake.take(self._line))
-            batch = await self._life.unless_stopped(taking)
+            batch = await self._kept(self._life.unless_stopped(taking))
             if batch is None:
                 break
             if not await self._step(batch, started):
+                if self._idle.solved:
+                    break
                 continue
             started = time.monotonic()
             if self._evaluation_is_due() and not self._done():
                 await self._evaluations.ask(self._line)
         await (self._leave() if self._life.stopping else self._finish())
+
+    async def _kept(self, work: Awaitable[_T]) -> _T:
+        """Its result; a run that it ends keeps the steps that were made."""
+        try:
+            return await work
+        except RunHalted:
+            await self._leave()
+            raise
 
     async def _leave(self) -> None:
         """Save what was reached, so that a resume loses nothing; without a ledger the older checkpoint counts."""
@@ -114,7 +127,7 @@ class Learner:
         if report is None:
             return False
         if not report.stepped:
-            await self._idle.set_aside(self._line, batch, report)
+            await self._kept(self._idle.set_aside(self._line, batch, report))
             return False
         line = Line(self._line.step + 1, before + 1, self._line.lost)
         trained_on, dropped = trained_of(batch, report), idle_of(batch, report)
@@ -173,7 +186,7 @@ class Learner:
         await self._parts.publishing.settled()
         if self._parts.uploader is not None:
             await self._parts.uploader.settled(self._parts.config.learner.checkpoint.stop_seconds)
-        await self._parts.ledger.finish("drained" if drained else "trained")
+        await self._parts.ledger.finish("solved" if self._idle.solved else "drained" if drained else "trained")
 
     async def _save(self) -> None:
         """See to a durable checkpoint of this very step."""

@@ -41,8 +41,10 @@ class Telling:
         self._samples = SampleLog(parts.folder.samples, parts.config.telemetry.samples_mb)
         self._choice: tuple[int, list[int]] | None = None
         self._concerns = Concerns(parts.config.sampling.max_new_tokens)
-        told = read_lines(parts.folder.steps)[-1:]  # a learner before this one has told of these
-        self._unscored = sum(sum(line.get("unscored_total", {}).values()) for line in told)
+        told = read_lines(parts.folder.steps)  # by a learner before this one
+        for line in told:
+            self._concerns.widen(line["reward_min"], line["reward_max"])
+        self._unscored = sum(sum(line.get("unscored_total", {}).values()) for line in told[-1:])
         parts.metrics.steps.set(parts.config.run.steps or 0)
 
     def choose(self, batch: Batch, step: int) -> None:
@@ -112,6 +114,10 @@ class Telling:
     def concerns(self) -> list[str]:
         """What is wrong with the run now, in words."""
         return [concern.text for concern in self._concerns.open]
+
+    def best(self, group: Group) -> bool:
+        """Whether nothing can be better than every sample of a group, as far as this run has seen."""
+        return self._concerns.best(group)
 
     def _trace(self, groups: Sequence[Group], report: StepReport) -> None:
         """Each ticket of the step was trained on for as long as the step took."""
