@@ -90,6 +90,13 @@ def test_a_mistake_is_one_line(
     assert text.count("\n") == 1
 
 
+def test_a_missing_run_is_named_and_nothing_that_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["resume"])
+    assert ended.value.code == EXIT_USER
+    assert capsys.readouterr().err.strip().endswith("the following arguments are required: RUN")
+
+
 def test_several_mistakes_are_a_line_each(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "tiny-sorter", "staleness.eta=3", "run.stps=1", "nonsense"]) == EXIT_USER
     head, *lines = complaint(capsys).splitlines()

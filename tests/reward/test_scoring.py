@@ -69,8 +69,8 @@ def test_scoring_that_breaks_stops_the_run_with_the_main_reason():
     """Case 24: more than the allowed share of a window is unscored."""
     causes = strikes_after(["exception", "", "exception", "timeout"])
     assert causes[:3] == ["", "", ""]
-    assert causes[3].startswith("75% of the last 4 samples are unscored")
-    assert "reward.max_unscored_share 50%" in causes[3]
+    assert causes[3].startswith("3 of the last 4 samples are unscored")
+    assert "reward.max_unscored_share 0.5;" in causes[3]
     assert "exception (2)" in causes[3]
 
 

@@ -99,11 +99,11 @@ class Strikes:
             self._unscored[gone] -= 1
         if len(self._reasons) < self._window:
             return ""
-        share = self._unscored.total() / self._window
-        if share <= self._max_share:
+        unscored = self._unscored.total()
+        if unscored / self._window <= self._max_share:
             return ""
         (main, count), *_ = self._unscored.most_common(1)
         return (
-            f"{share:.0%} of the last {self._window} samples are unscored, more than "
-            f"reward.max_unscored_share {self._max_share:.0%}; most often: {main} ({count})"
+            f"{unscored} of the last {self._window} samples are unscored, more than "
+            f"reward.max_unscored_share {self._max_share:g}; most often: {main} ({count})"
         )
