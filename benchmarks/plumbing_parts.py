@@ -146,6 +146,7 @@ class Learner:
                 sender=sender,
                 contract=contract_of(self._config, self._terms()),
                 poison=None,
+                metrics=LearnerMetrics(),
             )
             await self._steps(Draw(parts), site.ledger, site.incarnation)
 

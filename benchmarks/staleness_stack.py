@@ -46,7 +46,7 @@ from slipstream.rollout.episode import seeds_of
 from slipstream.rollout.roller import Roller
 from slipstream.rollout.service import Rollout
 from slipstream.telemetry.aside import AsideLog
-from slipstream.telemetry.metrics import BufferMetrics, RewardMetrics, RolloutMetrics
+from slipstream.telemetry.metrics import BufferMetrics, LearnerMetrics, RewardMetrics, RolloutMetrics
 from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import Peer, Receiver, ReceiverOptions, Sender, SenderOptions
 from slipstream.transport.memory import Hub
@@ -294,6 +294,7 @@ class Stack:
             sender=self.sender,
             contract=self.contract,
             poison=None,
+            metrics=LearnerMetrics(),
         )
         draw, seconds = Draw(parts), self.case.step_seconds()
         for step in range(1, self.case.steps + 1):

@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.buffer.offers import ANSWER_BYTES
 from slipstream.learner.intake_shards import Shards
+from slipstream.learner.intake_trust import Trust
 from slipstream.messages import Group, GroupArrays, Sample, decode_group, encode_group
 from slipstream.transport import keys
 from slipstream.transport.base import Parcel, Peer, ReceiverOptions, SenderOptions
@@ -68,7 +69,7 @@ async def test_a_step_of_groups_larger_than_an_answer_is_stored_and_fetched_whol
             assert len(frames[0]) > MAX_HEADER_BYTES
             assert (await sender.deliver(Parcel(f"g{ticket}", "group", frames), 60)).status == "ok"
         assert offers._store.bytes > ANSWER_BYTES
-        fetched = await Shards(make_config(), "l", sender).fetch([1, 2])
+        fetched = await Shards(make_config(), "l", sender, Trust(lambda peer: None)).fetch([1, 2])
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

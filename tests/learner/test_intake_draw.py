@@ -11,6 +11,7 @@ import pytest
 from slipstream.config.load import build
 from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import RunHalted, TransportTimeout
+from slipstream.learner import intake_trust
 from slipstream.learner.intake_draw import Draw, Waiting
 from slipstream.learner.restore import Line
 from slipstream.ledger.records import Aside, Refusal, Taken
@@ -18,6 +19,7 @@ from slipstream.messages import encode_group, encode_header
 from slipstream.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.run_folder import read_lines
 from slipstream.telemetry.aside import AsideLog
+from slipstream.telemetry.metrics import LearnerMetrics
 from slipstream.telemetry.samples import SampleLog
 from slipstream.transport.base import OK, RETRY, Reply
 
@@ -64,6 +66,8 @@ class FakeSender:
         self.held = {index: {} for index in range(shards)}
         self.facts, self.away, self.offers, self.make_group, self.serial = {}, set(), [], make_group, 1
         self.most = 1000  # groups in one answer
+        self.lies = {}  # by kind: what shard 0 answers instead
+        self.asked = 0  # how often shard 0 was
 
     def store(self, *tickets, oldest=0, informative=True, shard=None):
         for ticket in tickets:
@@ -81,6 +85,9 @@ class FakeSender:
         index = int(route[-1]) if route else 0
         if index in self.away:
             raise TransportTimeout("the buffer is away")
+        self.asked += index == 0
+        if index == 0 and parcel.kind in self.lies:
+            return self.lies[parcel.kind](parcel)
         if parcel.kind == "fetch":
             wanted = msgspec.msgpack.decode(parcel.frames[0], type=Fetch).tickets
             held = [ticket for ticket in wanted if ticket in self.held[index]]
@@ -114,9 +121,15 @@ def bench(make_group, tmp_path):
         contract = Contract(GroupTerms(run="test", vocabulary=40, context=128))
         poison = AsideLog(SampleLog(tmp_path / "poison.jsonl", 1.0))
         parts = SimpleNamespace(
-            config=build(tree)[0], ledger=ledger, sender=sender, learner="me", contract=contract, poison=poison
+            config=build(tree)[0],
+            ledger=ledger,
+            sender=sender,
+            learner="me",
+            contract=contract,
+            poison=poison,
+            metrics=LearnerMetrics(),
         )
-        return SimpleNamespace(draw=Draw(parts), ledger=ledger, sender=sender)
+        return SimpleNamespace(draw=Draw(parts), ledger=ledger, sender=sender, metrics=parts.metrics)
 
     return make
 
@@ -380,7 +393,8 @@ async def test_a_shard_that_did_not_hear_of_a_change_compares_everything(bench, 
     assert rig.sender.offers[-1].recheck
 
 
-async def test_a_group_that_comes_damaged_is_not_trained_on_and_its_shard_compares(bench, caplog):
+async def test_a_group_that_comes_damaged_is_not_trained_on_and_its_shard_compares(bench, caplog, monkeypatch):
+    monkeypatch.setattr(intake_trust, "AVOID_SECONDS", 0.0)
     rig = bench()
     rig.sender.store(1, 2)
     sound = rig.sender.held[0][2]
@@ -389,7 +403,8 @@ async def test_a_group_that_comes_damaged_is_not_trained_on_and_its_shard_compar
     assert waiting.trouble
     assert "a group came damaged: digest" in waiting.reason
     assert (rig.ledger.steps, rig.sender.offers[-1].recheck) == ({}, True)
-    assert "step 1: a group came damaged: digest" in caplog.text
+    assert "a group of step 1 came damaged: digest" in caplog.text
+    assert rig.metrics.bad_replies.labels("buffer-0")._value.get() == 1
     rig.sender.held[0][2] = sound
     assert await tickets(rig) == [1, 2]
 
@@ -423,3 +438,75 @@ async def test_a_shard_that_answers_with_another_ticket_trains_nothing_twice(ben
     rig.sender.held[0][1] = rig.sender.held[0][0]
     assert isinstance(await tickets(rig), Waiting)
     assert rig.ledger.aside == [Aside(1, 0, "poison", failed=True)]
+
+
+def _row(ticket, oldest=0):
+    return Stored(ticket, 0, ticket, oldest, 4, ticket, True, 0.5, 100)
+
+
+def _offers(*rows):
+    return Reply(OK, frames=[encode_header(Offered(serial=9, ready=list(rows)))])
+
+
+NONSENSE = {
+    "no frames": Reply(OK),
+    "noise": Reply(OK, frames=[b"\xc1noise"]),
+    "another message": Reply(OK, frames=[encode_header(Found(tickets=[1]))]),
+    "twice": _offers(_row(2), _row(2)),
+    "of the future": _offers(_row(2, oldest=7)),
+}
+
+
+@pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
+async def test_an_offer_that_makes_no_sense_is_a_complaint_and_never_the_learners_end(bench, caplog, answer):
+    """Counted, told and avoided; the other shard fills the batch."""
+    rig = bench(shards=2)
+    rig.sender.store(0, 1, 3)
+    rig.sender.lies["offer"] = lambda parcel: answer
+    assert await tickets(rig) == [1, 3]
+    assert rig.metrics.bad_replies.labels("buffer-0")._value.get() == 1
+    assert "buffer-0 answers nonsense and is avoided for 10 s" in caplog.text
+    asked = rig.sender.asked
+    found = await tickets(rig, 2)
+    assert (found.trouble, "buffer-0 answers nonsense" in found.reason) == (True, True)
+    assert rig.sender.asked == asked
+
+
+def _noise_of(parcel):
+    wanted = msgspec.msgpack.decode(parcel.frames[0], type=Fetch).tickets
+    return Reply(OK, frames=[encode_header(Found(tickets=wanted)), *[b"noise"] * 4 * len(wanted)])
+
+
+FOUND = {
+    "no frames": lambda _: Reply(OK),
+    "noise": lambda _: Reply(OK, frames=[b"\xc1noise"]),
+    "too few": lambda _: Reply(OK, frames=[encode_header(Found(tickets=[0])), b""]),
+    "unasked": lambda _: Reply(OK, frames=[encode_header(Found(tickets=[77])), *[b""] * 4]),
+    "for ever": lambda _: Reply(OK, frames=[encode_header(Found(tickets=[], later=[0, 0, 2]))]),
+    "no group": _noise_of,
+}
+
+
+@pytest.mark.parametrize("answer", FOUND.values(), ids=FOUND)
+async def test_groups_that_make_no_sense_are_a_complaint_and_never_the_learners_end(bench, monkeypatch, answer):
+    monkeypatch.setattr(intake_trust, "AVOID_SECONDS", 0.3)
+    rig = bench()
+    rig.sender.store(0, 2)
+    rig.sender.lies["fetch"] = answer
+    found = await tickets(rig)
+    assert found.trouble
+    assert rig.metrics.bad_replies.labels("buffer-0")._value.get() == 1
+    rig.sender.lies.clear()
+    await asyncio.sleep(0.35)  # it is heard again after a while
+    assert await tickets(rig) == [0, 2]
+
+
+async def test_a_group_that_the_ledger_refused_is_not_tried_again_and_again(bench):
+    """A shard that offers what was never issued starved the learner: each batch was refused for it."""
+    rig = bench()
+    rig.ledger.gone = {1}
+    rig.sender.lies["offer"] = lambda parcel: _offers(_row(1), _row(2), _row(4))
+    for ticket in (2, 4):
+        rig.sender.store(ticket)
+    assert await tickets(rig) == Waiting("some groups had gone")
+    assert await tickets(rig) == [2, 4]

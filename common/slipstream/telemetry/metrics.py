@@ -160,6 +160,9 @@ class LearnerMetrics(Metrics):
         self.tokens = self.counter("learner_tokens_total", "completion tokens trained on")
         self.samples = self.counter("learner_samples_total", "samples of the batches trained on")
         self.groups = self.counter("learner_groups_total", "groups of the batches trained on")
+        self.bad_replies = self.counter(
+            "learner_bad_replies_total", "answers of a buffer that made no sense, by member", "peer"
+        )
         self.skipped = self.counter(
             "learner_skipped_steps_total", "batches that were no step and were set aside", "reason"
         )

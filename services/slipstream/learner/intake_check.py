@@ -12,11 +12,12 @@ from slipstream.messages import Frames, Group, GroupArrays, decode_group
 
 @dataclass
 class Sorted:
-    """The groups by ticket, why others are none of this run, and what is wrong with one that cannot be read."""
+    """The groups by ticket, why others are none of this run, which cannot be read, and why one of these cannot."""
 
     groups: dict[int, tuple[Group, GroupArrays]] = field(default_factory=dict)
     wrong: dict[int, str] = field(default_factory=dict)
-    damaged: str = ""
+    damaged: list[int] = field(default_factory=list)
+    why: str = ""
 
 
 def sort_out(
@@ -35,7 +36,8 @@ def sort_out(
         try:
             group, arrays = decode_group(frames)
         except MessageError as error:
-            found.damaged = str(error)
+            found.damaged.append(ticket)
+            found.why = str(error)
             continue
         try:
             contract.check(group, arrays, scored=True)

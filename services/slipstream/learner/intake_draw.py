@@ -16,6 +16,7 @@ from slipstream.errors import FencedError, RunHalted
 from slipstream.learner.intake_check import sort_out
 from slipstream.learner.intake_choice import choose, order_of
 from slipstream.learner.intake_shards import Fetched, Shards
+from slipstream.learner.intake_trust import Trust
 from slipstream.learner.restore import Line
 from slipstream.learner.setup import Parts
 from slipstream.ledger.records import Aside
@@ -46,7 +47,8 @@ class Draw:
         self._learner = parts.learner
         self._contract = parts.contract
         self._poison = parts.poison
-        self._shards = Shards(parts.config, parts.learner, parts.sender)
+        trust = Trust(lambda peer: parts.metrics.bad_replies.labels(peer).inc())
+        self._shards = Shards(parts.config, parts.learner, parts.sender, trust)
         self._order = order_of(parts.config)
         self._allowed = parts.config.batch.groups - informative_quota(parts.config)
         self._unsure = True  # after a start, or a take of which nothing came, the step may have groups already
@@ -60,6 +62,7 @@ class Draw:
     async def batch(self, line: Line) -> Batch | Waiting | None:
         """The groups of the next step, by ticket, or what is waited for."""
         step, self._version = line.step + 1, line.version
+        self._shards.version = line.version
         if self._unsure:
             if taken := await self._ledger.taken(step):
                 return await self._fetch(step, taken)
@@ -115,6 +118,7 @@ class Draw:
         result = await self._ledger.take(step, [(row.ticket, row.attempt) for row in chosen], self._learner)
         if result.refused:  # some had gone meanwhile; the step starts anew with what is really free
             log.warning("step %d: %d groups had gone, as %s", step, len(result.refused), result.refused[0])
+            self._shards.disbelieve((each.number, each.attempt) for each in result.refused)
             return await self._start_anew(step, tickets, "some groups had gone")
         return await self._fetch(step, tickets)
 
@@ -127,9 +131,10 @@ class Draw:
             return Waiting(fetched.trouble, trouble=True)
         found = sort_out(fetched.groups, self._contract, self._version, self._attempts)
         if found.damaged:
-            log.warning("step %d: a group came damaged: %s", step, found.damaged)
             await self._start_anew(step, tickets, "", recheck=True)
-            return Waiting(f"a group came damaged: {found.damaged}", trouble=True)
+            for index in {fetched.sources[ticket] for ticket in found.damaged}:
+                self._shards.complain(index, f"a group of step {step} came damaged: {found.why}")
+            return Waiting(f"a group came damaged: {found.why}", trouble=True)
         if found.wrong:
             return await self._refuse(step, tickets, fetched, found.wrong)
         self._unsure = self._begun = False

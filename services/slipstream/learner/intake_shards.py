@@ -9,32 +9,41 @@ from dataclasses import dataclass, field
 
 from slipstream.config.schema import Config
 from slipstream.errors import MessageError, TransportTimeout
-from slipstream.messages import Frames, decode_header, encode_header
-from slipstream.questions import Fetch, Found, Offer, Offered, Stored
+from slipstream.learner.intake_trust import Trust, read_found, read_offered
+from slipstream.messages import Frames, encode_header
+from slipstream.questions import Fetch, Offer, Offered, Stored
 from slipstream.shards import peer_of
 from slipstream.transport.base import OK, RETRY, Parcel, Reply, Sender
 
 ASK_SECONDS = 10.0
+_MOST_REFUSED = 10_000  # kept in mind; beyond that the ledger is asked about them once more
 REFRESH_SECONDS = 2.0  # a shard that is away is not waited for longer; its groups come when it does
 
 
 @dataclass
 class Fetched:
-    """Groups that came; `absent` when every shard was asked and none had them; `trouble` when one did not answer."""
+    """Groups that came; `absent` when every shard was asked and none had them; `trouble` when one did not answer.
+
+    `sources` says which shard each group came from.
+    """
 
     groups: dict[int, Frames] = field(default_factory=dict)
     absent: list[int] = field(default_factory=list)
     trouble: str = ""
+    sources: dict[int, int] = field(default_factory=dict)
 
 
 class Shards:
     """Asks all shards; each keeps a question open, which it answers when it has something new."""
 
-    def __init__(self, config: Config, learner: str, sender: Sender) -> None:
+    def __init__(self, config: Config, learner: str, sender: Sender, trust: Trust) -> None:
         self._run = config.run.name or ""
         self._count = config.buffer.shards
         self._learner = learner
         self._sender = sender
+        self._trust = trust
+        self.version = 0  # of the learner
+        self._refused: set[tuple[int, int]] = set()  # attempts that the ledger would not have in a step
         self._offers: dict[int, Offered] = {}
         self._questions: dict[int, asyncio.Task[Reply]] = {}
         self._told: set[int] = set()  # shards that a question on its way tells of a change
@@ -43,7 +52,21 @@ class Shards:
     @property
     def rows(self) -> list[Stored]:
         """All groups that are free, as far as is known."""
-        return [row for offered in self._offers.values() for row in offered.ready]
+        rows = [row for offered in self._offers.values() for row in offered.ready]
+        once = {row.ticket: row for row in rows}  # of two shards that offer one ticket, one has it
+        return [row for row in once.values() if (row.ticket, row.attempt) not in self._refused]
+
+    def disbelieve(self, attempts: Iterable[tuple[int, int]]) -> None:
+        """Leave out what the ledger refused for a step, however often a shard offers it: it comes back to none."""
+        if len(self._refused) > _MOST_REFUSED:
+            self._refused.clear()
+        self._refused.update(attempts)
+
+    def complain(self, index: int, why: str) -> str:
+        """Avoid a shard whose answer makes no sense; returns the complaint."""
+        self._offers.pop(index, None)
+        self._behind.add(index)
+        return self._trust.complain(self._peer(index) or f"buffer shard {index}", why)
 
     def forget(self, tickets: Iterable[int]) -> None:
         """Leave out groups that are no longer free."""
@@ -89,6 +112,7 @@ class Shards:
         fetched = Fetched()
         for part in parts:
             fetched.groups |= part.groups
+            fetched.sources |= part.sources
             fetched.trouble = fetched.trouble or part.trouble
         if not fetched.trouble:
             fetched.absent = [ticket for ticket in tickets if ticket not in fetched.groups]
@@ -103,10 +127,14 @@ class Shards:
             if reply.status != OK:
                 fetched.trouble = reply.reason
                 break
-            found = decode_header(reply.frames[0], Found)
-            for place, ticket in enumerate(found.tickets):
-                fetched.groups[ticket] = reply.frames[1 + 4 * place : 5 + 4 * place]
-            rest = found.later if len(found.later) < len(rest) else []
+            try:
+                groups, later = read_found(reply, rest)
+            except MessageError as error:
+                fetched.trouble = self.complain(index, str(error))
+                break
+            fetched.groups |= groups
+            fetched.sources |= dict.fromkeys(groups, index)
+            rest = later if len(later) < len(rest) else []
         return fetched
 
     async def close(self) -> None:
@@ -150,27 +178,38 @@ class Shards:
             if not question.done():
                 continue
             del self._questions[index]
-            reply = question.result()
-            if reply.status == OK:
-                self._offers[index] = decode_header(reply.frames[0], Offered)
-                self._behind.discard(index)
-            else:
-                complaint = reply.reason
-                if index in self._told:
-                    self._behind.add(index)
+            complaint = self._take_in(index, question.result()) or complaint
             self._told.discard(index)
         return complaint
 
+    def _take_in(self, index: int, reply: Reply) -> str:
+        """What a shard offers now; its complaint, or ours."""
+        if reply.status != OK:
+            if index in self._told:
+                self._behind.add(index)
+            return reply.reason or f"buffer shard {index} refuses to answer"
+        try:
+            self._offers[index] = read_offered(reply, self.version)
+        except MessageError as error:
+            return self.complain(index, str(error))
+        self._behind.discard(index)
+        return ""
+
+    def _peer(self, index: int) -> str | None:
+        """The member that holds a shard, if it is there."""
+        return peer_of(index, self._count, self._sender.stats().peers)
+
     async def _send(self, index: int, kind: str, request: Offer | Fetch) -> Reply:
         """A question is repeatable, so each is a parcel of its own."""
-        route = None
-        if self._count > 1:
-            route = peer_of(index, self._count, self._sender.stats().peers)
-            if route is None:
-                await asyncio.sleep(0.2)
-                return Reply(RETRY, f"buffer shard {index} is not there")
+        peer = self._peer(index)
+        if avoided := self._trust.avoids(peer or ""):
+            await asyncio.sleep(0.2)
+            return Reply(RETRY, avoided)
+        if self._count > 1 and peer is None:
+            await asyncio.sleep(0.2)
+            return Reply(RETRY, f"buffer shard {index} is not there")
         parcel = Parcel(f"{kind}.{os.urandom(8).hex()}", kind, [encode_header(request)])
         try:
-            return await self._sender.deliver(parcel, ASK_SECONDS, route)
+            return await self._sender.deliver(parcel, ASK_SECONDS, peer if self._count > 1 else None)
         except (TransportTimeout, MessageError) as error:
             return Reply(RETRY, str(error))
