@@ -14,7 +14,7 @@ from slipstream.learner.report import StepReport
 from slipstream.learner.restore import Line
 from slipstream.learner.telling import Telling
 from slipstream.ledger.counts import Counts
-from slipstream.run_folder import RunFolder, read_lines
+from slipstream.run_folder import RunFolder, append_line, read_lines
 from slipstream.telemetry.metrics import LearnerMetrics
 
 
@@ -102,6 +102,17 @@ async def test_a_run_that_learns_nothing_is_warned_of_once_and_the_folder_keeps_
     kept = [(line["step"], line["kind"], line["over"]) for line in read_lines(parts.folder.warnings)]
     assert kept[:3] == [(5, "cut_off", False), (5, "no_update", False), (5, "reward_width", False)]
     assert sorted(kept[3:]) == [(9, "cut_off", True), (9, "no_update", True), (9, "reward_width", True)]
+
+
+async def test_a_learner_knows_the_best_reward_of_the_steps_before_it_also_of_lines_that_do_not_say(
+    parts, make_group
+):
+    for line in ({"step": 1}, {"step": 2, "reward_min": None, "reward_max": None}):
+        append_line(parts.folder.steps, line)
+    right, _ = make_group([1], [[3], [5]], [1.0, 1.0])
+    assert not Telling(parts).best(right)
+    append_line(parts.folder.steps, {"step": 3, "reward_min": 0.0, "reward_max": 1.0})
+    assert Telling(parts).best(right)
 
 
 async def test_a_batch_that_became_no_step_counts_as_well(parts):

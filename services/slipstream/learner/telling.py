@@ -43,7 +43,7 @@ class Telling:
         self._concerns = Concerns(parts.config.sampling.max_new_tokens)
         told = read_lines(parts.folder.steps)  # by a learner before this one
         for line in told:
-            self._concerns.widen(line["reward_min"], line["reward_max"])
+            self._concerns.widen(line.get("reward_min"), line.get("reward_max"))
         self._unscored = sum(sum(line.get("unscored_total", {}).values()) for line in told[-1:])
         parts.metrics.steps.set(parts.config.run.steps or 0)
 
