@@ -345,7 +345,8 @@ async def test_a_spent_budget_stops_the_run_with_the_count(bench):
     assert isinstance(await tickets(rig), Waiting)  # 20 of 20
     rig.ledger.dropped["all_right"] = 7
     with pytest.raises(
-        RunHalted, match=r"0 of the last 22 groups carry signal.*needs 2.*buffer\.refill_groups"
+        RunHalted,
+        match=r"0 of the last 22 groups carry signal.*needs 2.*\(all_right 2, all_wrong 19; buffer\.refill_groups",
     ):
         await tickets(rig)
 

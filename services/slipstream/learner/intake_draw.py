@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -57,7 +58,8 @@ class Draw:
         self._changed: list[int] = []
         self._reasons: dict[int, str] = {}  # why groups were dropped of which the shards do not know yet
         self._begun = False
-        self._total = self._before = -1
+        self._total: Counter[str] = Counter()
+        self._before: Counter[str] | None = None
 
     async def batch(self, line: Line) -> Batch | Waiting | None:
         """The groups of the next step, by ticket, or what is waited for."""
@@ -68,14 +70,14 @@ class Draw:
                 return await self._fetch(step, taken)
             self._unsure = False
         dropped = await self._dropped()
-        spent = dropped > self._config.buffer.refill_groups
+        spent = dropped.total() > self._config.buffer.refill_groups
         complaint = await self._look(spent)
         await self._evict(line)
         drawn = await self._choose(line, dropped, spent)
         # a shard that is away stops nobody, as long as the others fill the batch
         return Waiting(complaint, trouble=True) if isinstance(drawn, Waiting) and complaint else drawn
 
-    async def _choose(self, line: Line, dropped: int, spent: bool) -> Batch | Waiting | None:
+    async def _choose(self, line: Line, dropped: Counter[str], spent: bool) -> Batch | Waiting | None:
         rows, wanted, step = self._shards.rows, self._config.batch.groups, line.step + 1
         if spent and self._config.buffer.refill_spent == "raise":
             raise RunHalted(self._without_signal(rows, dropped))
@@ -165,22 +167,23 @@ class Draw:
         await self._shards.refresh(tickets, recheck)
         return Waiting(why)
 
-    async def _dropped(self) -> int:
-        """Groups without signal that were dropped since the last step."""
+    async def _dropped(self) -> Counter[str]:
+        """Groups without signal that were dropped since the last step, by reason."""
         if self._allowed == self._config.batch.groups:
-            return 0
+            return Counter()
         reasons = (await self._ledger.counts()).dropped
-        self._total = sum(reasons.get(reason, 0) for reason in WITHOUT_SIGNAL)
-        if self._before < 0:
+        self._total = Counter({reason: reasons.get(reason, 0) for reason in WITHOUT_SIGNAL})
+        if self._before is None:
             self._before = self._total
         return self._total - self._before
 
-    def _without_signal(self, rows: Sequence[Stored], dropped: int) -> str:
+    def _without_signal(self, rows: Sequence[Stored], dropped: Counter[str]) -> str:
+        names = ", ".join(f"{reason} {count}" for reason, count in sorted(dropped.items()))
         found, needed = sum(row.informative for row in rows), self._config.batch.groups - self._allowed
         return (
-            f"{found} of the last {dropped + len(rows)} groups carry signal and a step needs {needed}; "
-            f"{dropped} were dropped for this one (buffer.refill_groups): all rewards in each are equal; check the "
-            "reward, the prompts' difficulty and batch.group_size"
+            f"{found} of the last {dropped.total() + len(rows)} groups carry signal and a step needs {needed}; "
+            f"{dropped.total()} were dropped for this one ({names}; buffer.refill_groups): all rewards in each are "
+            "equal; check the reward, the prompts' difficulty and batch.group_size"
         )
 
     async def _evict(self, line: Line) -> None:
