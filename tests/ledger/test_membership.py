@@ -64,6 +64,29 @@ async def test_a_straggler_loses_its_ticket_at_the_deadline_and_not_for_ever(led
     assert (await ledger.counts()).failed == {"deadline": 1}
 
 
+async def test_a_clock_that_is_set_back_stretches_no_lease(ledger, terms, replica, clock):
+    await ledger.open_run(terms())
+    await ledger.join(replica())
+    (ticket,) = await ledger.admit("g0", 1, 0)
+    clock.advance(-3600)
+    await ledger.expire()  # calls come many times a second, and the first sees it
+    clock.advance(9)
+    await ledger.expire()
+    assert [each.id for each in await ledger.members()] == ["g0"]
+    clock.advance(2)
+    await ledger.expire()
+    assert await ledger.members() == []
+    assert (await ledger.counts()).groups["issued"] == 1
+    await ledger.join(replica(incarnation="b"))
+    clock.advance(-3600)
+    (again,) = await ledger.admit("g0", 1, 0)
+    assert (again.number, again.attempt) == (ticket.number, 1)
+    assert again.deadline == pytest.approx(ticket.deadline + 11, abs=0.2)
+    clock.advance(7300)  # and set right again: it has only gone on
+    with pytest.raises(MemberExpired):
+        await ledger.heartbeat("g0")
+
+
 async def test_a_replica_that_leaves_in_order_does_not_use_up_attempts(ledger, terms, replica):
     await ledger.open_run(terms(max_attempts=2))
     for attempt in range(5):

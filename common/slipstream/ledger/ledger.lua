@@ -35,6 +35,7 @@
 --   changed     list  terms that a resume changed
 --   asked       str   what a person wants of the learner: checkpoint or drain
 --   unwanted    set   taken tickets that a person wants dropped
+--   clock       hash  newest time that a call saw (seen), and what the server's clock lacks of it (shift)
 
 local KEEP_CLOSED = 1024      -- dropped or failed records kept, so that a repeated call gets its answer
 local FOLD_BATCH = 256        -- of them folded at once, so that one drop in 256 pays for it
@@ -43,6 +44,7 @@ local KEEP_RETIRED = 10000
 local EXPIRE_BATCH = 1000     -- bounds the time of one call
 local BACKOFF_MS = 1000
 local RESERVED_MS = 5000      -- time that a replica has to take what was handed over to it by name
+local SEEN_MS = 100           -- how exactly the newest time is written down: not with every call
 local RESERVED_SCAN = 256     -- such tickets looked past in one call
 
 local FIXED = {'run_id', 'dataset_fingerprint', 'prompts', 'seed'}
@@ -84,6 +86,24 @@ local function counted(...)
   return unpack(found)
 end
 
+local READS = {'no-writes'}
+local WRITES = {'allow-oom'}   -- what frees memory or finishes work goes on when the server is full
+local GROWS = {}               -- what brings more work is refused then
+
+-- Time that never goes back: once the server's clock was set back, what it lacks is added, so that time goes on from
+-- where it was. Standing still until the clock has caught up would stretch every lease just as going back would.
+local function tell_time(time, flags)
+  local found = redis.call('HMGET', key('clock'), 'seen', 'shift')
+  local seen, shift = tonumber(found[1]) or 0, tonumber(found[2]) or 0
+  time = time + shift
+  local ahead = time - seen
+  if ahead < 0 then time, shift = seen, shift - ahead end
+  if flags ~= READS and (ahead < 0 or ahead >= SEEN_MS) then
+    redis.call('HSET', key('clock'), 'seen', time, 'shift', shift)
+  end
+  return time
+end
+
 local function define(name, flags, body)
   redis.register_function{
     function_name = RELEASE .. '_' .. name,
@@ -95,6 +115,7 @@ local function define(name, flags, body)
         local time = redis.call('TIME')
         now = time[1] * 1000 + math.floor(time[2] / 1000)
       end
+      now = tell_time(now, flags)
       local values = cmsgpack.unpack(args[2])
       for i = 3, #args do values[#values + 1] = args[i] end
       local ok, reply, blobs = pcall(body, unpack(values))
@@ -105,10 +126,6 @@ local function define(name, flags, body)
     end,
   }
 end
-
-local READS = {'no-writes'}
-local WRITES = {'allow-oom'}   -- what frees memory or finishes work goes on when the server is full
-local GROWS = {}               -- what brings more work is refused then
 
 local function hash(name)
   local flat = redis.call('HGETALL', key(name))

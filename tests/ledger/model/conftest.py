@@ -60,6 +60,7 @@ class Model:
 
     def __init__(self, wide: bool = False) -> None:
         self.now = 1000.0
+        self.set_back = 0.0  # what the server's clock lacks, in seconds
         self.wide, self.factor = wide, 1.5 if wide else 1.0
         self.version = self.step = self.durable = self.attempt_base = 0
         self.line = [0]  # the version of each step, from the initial weights on
@@ -377,6 +378,7 @@ class Twin:
     def move(self) -> None:
         """The server is lost, and the run goes on from a snapshot on an empty one."""
         snapshot = self.run(self.ledger.snapshot())
+        self.model.set_back = 0.0
         self.run(self.ledger.close())
         self.ledger = self.open(snapshot)
 
@@ -397,7 +399,7 @@ class Twin:
         )
 
         async def opening() -> Ledger:
-            ledger = await Ledger.connect(self.url, run, now=lambda: self.model.now)
+            ledger = await Ledger.connect(self.url, run, now=lambda: self.model.now - self.model.set_back)
             if snapshot is not None:
                 await ledger.restore(snapshot)
             await ledger.open_run(terms)

@@ -337,6 +337,12 @@ class Machine(RuleBasedStateMachine):
         self.model.now += seconds
         self.twin.again = None
 
+    @rule(seconds=st.sampled_from([1.0, 30.0]))
+    def the_clock_is_set_back(self, seconds: float) -> None:
+        self.expire()  # what has happened was seen by then
+        self.model.set_back += seconds
+        self.twin.again = None
+
     @rule()
     def expire(self) -> None:
         self.both(lambda: self.ledger.expire(), self.model.expire)
