@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -184,11 +185,18 @@ def test_a_torn_last_line_is_left_out_and_spoils_no_other(tmp_path: Path, torn: 
     assert read_lines(path) == [{"step": 1}, {"step": 3}, {"step": 4}]
 
 
-def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
-    """Case 109."""
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        append_line(tmp_path / "a", {"loss": float("nan")})
-    assert read_lines(tmp_path / "a") == []
+def test_numbers_that_are_not_finite_are_written_as_null_and_told_of_once(tmp_path: Path, caplog) -> None:
+    """Case 109: the line stays JSON, and what is wrong with one number costs no other."""
+    for _ in range(3):
+        append_line(
+            tmp_path / "a", {"loss": float("nan"), "metrics": {"kl": float("inf")}, "ages": [1, -math.inf]}
+        )
+    line = {"loss": None, "metrics": {"kl": None}, "ages": [1, None]}
+    assert read_lines(tmp_path / "a") == [line] * 3
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        f"{name} in a is not finite and is written as null" for name in ("loss", "metrics.kl", "ages")
+    ]
 
 
 def test_a_lone_surrogate_does_not_stop_a_record(tmp_path: Path) -> None:

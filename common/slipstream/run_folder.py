@@ -20,6 +20,7 @@ import yaml
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.json_line import json_line
 from slipstream.privacy import close_to_others
 
 # `struct flock`: a write lock on the whole file, owned by the open file and not by the process, as flock's are
@@ -234,13 +235,13 @@ class RunFolder:
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line in a single write, so that a reader never sees half of it interleaved.
 
-    A line that a crash tore off before is ended first: it stays one broken line and spoils no other.
+    A line that a crash tore off before is ended first: it stays one broken line and spoils no other. A number that is
+    not finite is written as null.
 
     Raises:
-        ValueError: A number is not finite.
         OSError: The disk is full; the torn line is left for the next call to end.
     """
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json_line(record, path.name) + "\n"
     line = text.encode("utf-8", "backslashreplace")  # a lone surrogate becomes JSON's own escape
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -131,3 +132,26 @@ async def test_sinks_get_each_step_at_its_number_with_its_samples(parts, tell):
         ("34", 0.0, "length"),
         ("56", 0.0, "length"),
     ]
+
+
+@pytest.mark.parametrize("worst", [math.inf, math.nan])
+async def test_a_number_that_is_not_finite_is_null_in_the_line_left_out_of_the_sinks_and_ends_nothing(
+    parts, make_group, worst
+):
+    telling, report = Telling(parts), StepReport(stepped=True, groups=1, samples=2, learning_rate=worst)
+    batch = [make_group([1], [[3, 4], [5, 6]], [worst, worst])]
+    report.metrics = {"slipstream_objective_loss": worst}
+    line = Line(1, 1)
+    await telling.step(line, 0, batch, report, step_record(line, 0, batch, report, 1.0))
+    (kept,) = read_lines(parts.folder.steps)
+    assert (kept["reward"], kept["learning_rate"]) == (None, None)
+    assert kept["metrics"] == {"slipstream_objective_loss": None}
+    ((_, values, _),) = parts.sent
+    assert not {"step/reward", "step/learning_rate", "objective/loss"} & values.keys()
+
+
+async def test_a_line_that_cannot_be_made_is_told_of_and_ends_nothing(parts, tell, monkeypatch, caplog):
+    monkeypatch.setattr(parts.metrics.reward, "set", lambda value: 1 / 0)
+    await tell(Telling(parts), 4)
+    assert "step 4 is not told of in full: ZeroDivisionError" in caplog.text
+    assert read_lines(parts.folder.steps)[0]["step"] == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import math
 import struct
 import sys
 import threading
@@ -185,6 +186,9 @@ def test_values_of_a_step():
     assert values["seconds/wait"] == 2.0
     assert values["objective/loss"] == 3.0
     assert not any("{" in name for name in values)
+    endless = step_values(record | {"reward": math.inf, "metrics": {"slipstream_objective_loss": math.nan}})
+    assert "step/reward" not in endless
+    assert "objective/loss" not in endless
     assert "step/learning_rate" not in step_values(record | {"updates": 0, "learning_rate": 0.0})
 
 

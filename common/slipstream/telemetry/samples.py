@@ -93,12 +93,12 @@ class SampleLog:
         self._complained = False
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record; a full disk or a number that is not finite costs the record, never the run."""
+        """Append a record; a full disk costs the record, never the run."""
         try:
             append_line(self._path, record)
             if self._path.stat().st_size > self._cap:
                 self._thin()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             if not self._complained:
                 log.warning("samples are not kept in %s: %s", self._path, error)
             self._complained = True

@@ -6,6 +6,7 @@ A thread of its own writes, from a bounded queue, so that a sink that is slow or
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -133,13 +134,18 @@ def step_values(record: Mapping[str, Any]) -> dict[str, float]:
     values |= {f"seconds/{name}": value for name, value in record["parts"].items()}
     named = {name.removeprefix("slipstream_objective_"): value for name, value in record["metrics"].items()}
     values |= {f"objective/{name}": value for name, value in named.items() if "{" not in name}
-    return {name: value for name, value in values.items() if value is not None}
+    return _known(values)
 
 
 def evaluation_values(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of an evaluation's line; without a reward where nothing could be scored."""
     values = {f"evaluation/{record['set']}/{name}": record[name] for name in _OF_AN_EVALUATION}
-    return {name: value for name, value in values.items() if value is not None}
+    return _known(values)
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Without what is not there, or is not finite: some sinks end at it, and none can draw it."""
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 class _TensorBoard:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import configs, inspect, run, watching
+from slipstream.cli import configs, drop, inspect, run, watching
 from slipstream.cli import metrics as cli_metrics
 from slipstream.cli import plan as cli_plan
 from slipstream.cli import weights as cli_weights
@@ -108,6 +108,11 @@ def _add_running(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     _overrides_argument(resume)
     resume.set_defaults(command=run.resume)
+
+    out = _command(commands, "drop", "leave one ticket out of a run", drop.ABOUT)
+    _run_argument(out)
+    out.add_argument("ticket", metavar="TICKET", type=int, help="its number, as logs and records name it")
+    out.set_defaults(command=drop.drop)
 
     more = "The run must have a name (run.name=NAME) and a server (redis.url=redis://HOST:PORT)."
     role = _command(commands, "run", "start one role by itself, as containers do", f"{more}\n\n{_CONFIG}")

@@ -68,6 +68,15 @@ class Telling:
             report: The trainer's report.
             record: Its line, as `step_record` made it.
         """
+        try:
+            await self._tell(line, before, batch, report, record)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # the step is made and booked: a number that nobody foresaw costs its line, never the run
+            log.warning("step %d is not told of in full: %s: %s", line.step, type(error).__name__, error)
+
+    async def _tell(
+        self, line: Line, before: int, batch: Batch, report: StepReport, record: dict[str, Any]
+    ) -> None:
         verdict = await self._judge(report)
         groups, config = [group for group, _ in batch], self._parts.config
         shape = shape_of(

@@ -95,7 +95,7 @@ def _speed(steps: Sequence[dict[str, Any]]) -> list[str]:
 
 def _staleness(steps: Sequence[dict[str, Any]]) -> list[str]:
     mean = _mean([step["age_mean"] for step in steps])
-    masked = _mean([step["metrics"].get("slipstream_objective_masked_age_ratio", 0.0) for step in steps])
+    masked = _mean([step["metrics"].get("slipstream_objective_masked_age_ratio") or 0.0 for step in steps])
     oldest = max(step["age_max"] for step in steps)
     return [
         f"staleness    age {mean:.2f} mean, {oldest} max (of a group's oldest token); {masked:.1%} tokens masked"
