@@ -61,3 +61,18 @@ async def test_states_are_listed_for_tickets_that_have_a_record(ledger, terms, r
     await ledger.durable(1, "L1")
     assert await ledger.taken(1) == []
     assert 0 not in await ledger.states([0, 1, 2])
+
+
+async def test_a_run_that_halted_says_why_admits_nothing_and_is_taken_up_again(ledger, terms, replica):
+    await ledger.open_run(terms())
+    await ledger.join(replica())
+    await ledger.halt("no signal")
+    state = await ledger.state()
+    assert (state.status, state.finish_reason) == ("halted", "no signal")
+    assert await ledger.admit("g0", 1, 0) in ([], None)
+    await ledger.resume()
+    state = await ledger.state()
+    assert (state.status, state.finish_reason) == ("running", "")
+    await ledger.finish("trained")
+    await ledger.halt("too late")
+    assert (await ledger.state()).status == "finished"

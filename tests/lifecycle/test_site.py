@@ -174,8 +174,9 @@ async def lived(ledger: RunLedger, with_run: bool = True, seconds: float = 0.5) 
 
 
 @pytest.mark.usefixtures("paced")
-async def test_a_process_that_nobody_watches_ends_with_its_run():
-    assert await lived(RunLedger("running", "paused", "finished"))
+@pytest.mark.parametrize("end", ["finished", "halted"])
+async def test_a_process_that_nobody_watches_ends_with_its_run(end):
+    assert await lived(RunLedger("running", "paused", end))
 
 
 @pytest.mark.usefixtures("paced")

@@ -34,6 +34,9 @@ SETTINGS = [
 SCORER = """
 def parity(prompts, completions, **columns):
     return [float(sum(map(ord, completion)) % 2) for completion in completions]
+
+def zero(prompts, completions, **columns):
+    return [0.0] * len(completions)
 """
 ENDS_WITHIN = 30.0  # a heartbeat is 3 s at most, a drain 4 s; the rest is for a loaded machine
 
@@ -66,24 +69,47 @@ def roles(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_roles_started_by_hand_end_with_0_when_the_run_has_ended(tmp_path, roles, server):
-    key, environment, commands = blocks()
-    subprocess.run([*CLI, *shlex.split(key)[1:]], cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "scorer.py").write_text(SCORER)
-    settings = [*SETTINGS, f"run.root={tmp_path}/runs"]
-    env = {**os.environ, **exported(environment, server.url)}
-    logs: dict[str, Path] = {}
-    for line in commands.strip().splitlines():
-        _, *arguments = shlex.split(line.replace("CONFIG", str(CONFIG)))
-        assert arguments[0] == "run"
-        logs[arguments[1]] = tmp_path / f"{arguments[1]}.log"
-        with logs[arguments[1]].open("w") as log:
-            argv = [*CLI, *arguments, *settings]
-            roles[arguments[1]] = subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=log)
-    assert set(roles) == {"buffer", "reward", "learner", "rollout"}
-    assert roles["learner"].wait(PATIENCE) == 0, "".join(log.read_text()[-2000:] for log in logs.values())
+@pytest.fixture
+def start(tmp_path, roles, server):
+    """Starts every role as the page says, in the page's order, with further settings; returns their logs."""
+
+    def start_roles(*more: str) -> dict[str, Path]:
+        key, environment, commands = blocks()
+        subprocess.run([*CLI, *shlex.split(key)[1:]], cwd=tmp_path, check=True, capture_output=True)
+        (tmp_path / "scorer.py").write_text(SCORER)
+        settings = [*SETTINGS, f"run.root={tmp_path}/runs", *more]
+        env = {**os.environ, **exported(environment, server.url)}
+        logs: dict[str, Path] = {}
+        for line in commands.strip().splitlines():
+            _, *arguments = shlex.split(line.replace("CONFIG", str(CONFIG)))
+            assert arguments[0] == "run"
+            logs[arguments[1]] = tmp_path / f"{arguments[1]}.log"
+            with logs[arguments[1]].open("w") as log:
+                argv = [*CLI, *arguments, *settings]
+                roles[arguments[1]] = subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=log)
+        assert set(roles) == {"buffer", "reward", "learner", "rollout"}
+        return logs
+
+    return start_roles
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        ([], 0, "objective.horizon 9 has no effect"),
+        (
+            ["reward.functions.0.use=scorer.py:zero", "learner.max_idle_batches=2"],
+            3,
+            "run halted: nothing moves",
+        ),
+    ],
+    ids=["finished", "halted"],
+)
+def test_roles_started_by_hand_end_with_0_when_the_run_has_ended(start, roles, more, code, says):
+    logs = start(*more)
+    assert roles["learner"].wait(PATIENCE) == code, "".join(log.read_text()[-2000:] for log in logs.values())
     ended = time.monotonic()
-    assert "objective.horizon 9 has no effect" in logs["learner"].read_text()
+    assert says in logs["learner"].read_text()
     for role in ("rollout", "reward", "buffer"):
         left = max(1.0, ENDS_WITHIN - (time.monotonic() - ended))
         assert roles[role].wait(left) == 0, role

@@ -14,7 +14,9 @@ from slipstream.errors import LedgerError, UserError
 from slipstream.staleness import Policy, admission_cap
 
 State = Literal["issued", "rolling", "scored", "buffered", "taken", "trained", "dropped", "failed"]
-Status = Literal["running", "paused", "finished"]
+Status = Literal["running", "paused", "finished", "halted"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+ENDED: tuple[Status, ...] = ("finished", "halted")  # a learner may take such a run up again
 STATES: tuple[State, ...] = get_args(State)
 OPEN_STATES: tuple[State, ...] = ("issued", "rolling", "scored", "buffered", "taken")
 

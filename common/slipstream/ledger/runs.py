@@ -15,6 +15,7 @@ from slipstream.ledger.records import RunNotOpen, RunState, RunTerms, Status
 
 log = logging.getLogger("slipstream.ledger")
 WAIT_LINE_S = 10.0
+_MOST_OF_A_CAUSE = 1000  # characters
 
 
 class StateReply(msgspec.Struct, frozen=True, array_like=True):
@@ -85,6 +86,10 @@ class RunCalls(LedgerCalls):
     async def finish(self, reason: str) -> None:
         """End the run; the first reason stays."""
         await self._set_status("finished", reason)
+
+    async def halt(self, reason: str) -> None:
+        """Say that the run stopped itself, and why; it can be taken up again. One that has finished stays so."""
+        await self._set_status("halted", reason[:_MOST_OF_A_CAUSE])
 
     async def ask(self, what: Asked) -> None:
         """Leave a wish for the learner, which it fulfils after its step; the empty one takes it back."""

@@ -50,6 +50,12 @@ class Life:
         """Whether the process was asked to drain and end."""
         return self._stopping.is_set()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What a background task died of, which ends the service."""
+        done = self._failure.done() and not self._failure.cancelled()
+        return self._failure.exception() if done else None
+
     def drains(self) -> None:
         """Say that the service drains by itself when asked to stop; until then a stop cancels it where it is."""
         self._drains = True

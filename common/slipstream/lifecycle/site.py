@@ -16,7 +16,7 @@ from typing import Any
 from slipstream.config.schema import Config
 from slipstream.errors import LedgerError, UserError
 from slipstream.ledger.client import Ledger
-from slipstream.ledger.records import Member, MemberExpired, RunNotOpen
+from slipstream.ledger.records import ENDED, Member, MemberExpired, RunNotOpen
 from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life
@@ -208,7 +208,7 @@ class Site:
         opening a run.
         """
         try:
-            ended = (await self.ledger.state()).status == "finished"
+            ended = (await self.ledger.state()).status in ENDED
         except RunNotOpen:
             return False
         self._ran |= not ended

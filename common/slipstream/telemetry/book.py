@@ -14,13 +14,12 @@ from typing import Literal
 from slipstream.errors import LedgerError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.counts import Counts
-from slipstream.ledger.records import MemberInfo, RunState
+from slipstream.ledger.records import STATUSES, MemberInfo, RunState
 from slipstream.lifecycle.life import Life
 from slipstream.telemetry.registry import Metrics
 
 log = logging.getLogger("slipstream.telemetry")
 EVERY_SECONDS = 2.0
-_STATUSES = ("running", "paused", "finished")
 
 Values = Iterable[tuple[Sequence[str], float]]
 
@@ -184,7 +183,7 @@ _SHOWN: tuple[_Shown, ...] = (
         "run_status",
         "1 for the run's status",
         ("status",),
-        lambda p: [((status,), float(p.state.status == status)) for status in _STATUSES],
+        lambda p: [((status,), float(p.state.status == status)) for status in STATUSES],
     ),
     (
         "gauge",

@@ -69,7 +69,7 @@ def sparkline(values: Sequence[float], width: int, low: float | None = None, hig
 
 def _head(look: Look, away: bool) -> RenderableType:
     state = look.state
-    colours = {"running": _GOOD, "paused": _WARM, "finished": _ACCENT, STOPPED: _BAD}
+    colours = {"running": _GOOD, "paused": _WARM, "finished": _ACCENT, "halted": _BAD, STOPPED: _BAD}
     colour = _BAD if away else colours[look.status]
     status = (
         f"{look.status} when last heard of" if away and look.status in ("running", "paused") else look.status

@@ -97,7 +97,11 @@ class Look:
     def missing(self) -> list[str]:
         """Roles of which nobody is there, in a run that goes on."""
         there = {member.role for member in self.members}
-        return [] if self.status in ("finished", STOPPED) else [role for role in ROLES if role not in there]
+        return (
+            []
+            if self.status in ("finished", "halted", STOPPED)
+            else [role for role in ROLES if role not in there]
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For scripts: plain values; a name's meaning never changes."""
@@ -183,7 +187,7 @@ def without_ledger(look: Look, folder: RunFolder) -> Look:
 
 
 def status_of(state: RunState, there: bool) -> str:
-    """The ledger's word; but of a run that was killed or halted before its end nobody told it."""
+    """The ledger's word; but a run that was killed, or halted and left by all, is stopped."""
     return state.status if there or state.status == "finished" else STOPPED
 
 

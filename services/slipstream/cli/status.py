@@ -28,7 +28,8 @@ async def _look(run: str) -> Look:
 
 def _for_a_person(look: Look) -> str:
     state, last = look.state, look.last
-    head = f"{look.name}: {look.status}{f' ({state.finish_reason})' if state.finish_reason else ''}"
+    why = state.finish_reason if look.status != STOPPED else ""  # of a stop another line says it
+    head = f"{look.name}: {look.status}{f' ({why})' if why else ''}"
     lines = [
         f"{head}, step {state.step}{f' of {look.planned}' if look.planned else ''}, version {state.version}"
     ]

@@ -149,7 +149,7 @@ class Watcher:
         if status == "paused":
             await self._ledger.resume()
             return "running again"
-        return "the run has finished"
+        return f"the run has {status}"
 
 
 def rates_between(before: Look, after: Look) -> dict[str, dict[str, float]]:

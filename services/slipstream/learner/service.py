@@ -26,6 +26,7 @@ from slipstream.learner.telling import Telling
 from slipstream.learner.weightless import idle_of, trained_of
 from slipstream.learner.wishes import Wishes
 from slipstream.learner.work import follower
+from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
 from slipstream.run_folder import RunFolder
 
@@ -44,9 +45,24 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             parts = await open_parts(config, folder, name, life, stack)
             line = await reopen(parts)
             await parts.site.join(served=lambda: parts.publishing.version, note=parts.publishing.note)
-            await Learner(parts, line, life).run()
+            try:
+                await Learner(parts, line, life).run()
+            except (RunHalted, asyncio.CancelledError) as error:
+                halt = life.failure if isinstance(error, asyncio.CancelledError) else error
+                if isinstance(halt, RunHalted):
+                    await _close_halted(parts.ledger, str(halt))
+                raise
 
     return service
+
+
+async def _close_halted(ledger: Ledger, cause: str) -> None:
+    """Tell the roles that nobody watches; where the ledger is away too, they wait for a learner."""
+    try:
+        async with asyncio.timeout(_LEDGER_SECONDS):
+            await ledger.halt(cause)
+    except (TimeoutError, LedgerError) as error:
+        log.warning("the other roles are not told of the halt: %s", error)
 
 
 class Learner:

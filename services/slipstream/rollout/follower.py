@@ -10,6 +10,7 @@ from typing import Any
 
 from slipstream.errors import BaseMismatch, SlipstreamError, TransportTimeout, UserError, WeightsError
 from slipstream.ledger.client import Ledger
+from slipstream.ledger.records import ENDED
 from slipstream.lifecycle.life import Life
 from slipstream.rollout.canary import deviation
 from slipstream.rollout.engines.base import Engine
@@ -188,10 +189,10 @@ class WeightsFollower:
     async def _complain(self, reason: str) -> None:
         """Say once why a version cannot be had: published again meanwhile, torn, out of reach, or no room for it.
 
-        The same answer comes until the learner publishes again. A learner that has finished takes its weights
+        The same answer comes until the learner publishes again. A learner whose run has ended takes its weights
         away with it, and nobody waits for them any more.
         """
-        if reason == self._complained or (await self._ledger.state()).status == "finished":
+        if reason == self._complained or (await self._ledger.state()).status in ENDED:
             return
         self._complained = reason
         log.info("waiting for usable weights, serving version %s: %s", self._engine.version, reason)
