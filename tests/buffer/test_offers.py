@@ -371,7 +371,7 @@ async def test_what_the_disk_made_of_a_group_is_kept_aside_and_the_group_is_roll
     _, frames = make_group(2)
     bad = np.frombuffer(frames[2], "<i4").copy()
     bad[0] = -5
-    store._db.execute("UPDATE groups SET ids = ? WHERE ticket = 2", (bad.tobytes(),))
+    store._file.db.execute("UPDATE groups SET ids = ? WHERE ticket = 2", (bad.tobytes(),))
     await offers.offer(ask(), "l")
     reply = await offers.fetch(fetch(1, 2), "l")
     assert found(reply) == ([1], [])

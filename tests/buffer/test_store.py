@@ -3,12 +3,14 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from slipstream.buffer import store_file
 from slipstream.buffer.store import Store
-from slipstream.errors import UserError
+from slipstream.errors import SlipstreamError, UserError
 from slipstream.messages import decode_group
 
 
@@ -161,3 +163,90 @@ def test_a_file_that_cannot_be_opened_is_one_line(tmp_path: Path):
     (tmp_path / "b.sqlite").mkdir()
     with pytest.raises(UserError, match=r"b\.sqlite.*run\.root"):
         Store(tmp_path / "b.sqlite")
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Waits as always, only shorter."""
+    for name, seconds in (("LOCK_SECONDS", 0.05), ("PAUSE_SECONDS", 0.01), ("LINE_SECONDS", 0.2)):
+        monkeypatch.setattr(store_file, name, seconds)
+
+
+def test_a_locked_file_is_waited_for_and_named(tmp_path, make_group, hasty, caplog):
+    store = Store(tmp_path / "b.sqlite")
+    other = sqlite3.connect(tmp_path / "b.sqlite", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(1.0, lambda: (other.execute("ROLLBACK"), other.close())).start()
+    started = time.monotonic()
+    store.put([make_group(5)])
+    assert time.monotonic() - started > 0.9
+    assert store.holds(5, 0)
+    assert "waiting for buffer file" in caplog.text
+    assert "locked by another process" in caplog.text
+
+
+def test_a_file_that_stays_locked_is_given_up_with_its_cause(tmp_path, make_group, hasty, monkeypatch):
+    monkeypatch.setattr(store_file, "PATIENCE_SECONDS", 0.2)
+    store = Store(tmp_path / "b.sqlite")
+    with contextlib.closing(sqlite3.connect(tmp_path / "b.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(SlipstreamError, match="was locked by another process for"):
+            store.put([make_group(5)])
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted", "replaced"])
+def test_a_file_that_is_gone_under_its_buffer_is_written_anew(tmp_path, make_group, caplog, how):
+    path = tmp_path / "b.sqlite"
+    store = Store(path)
+    store.put([make_group(1), make_group(2)])
+    store.delete([(2, 0)])
+    if how == "renamed":
+        path.rename(tmp_path / "c.sqlite")
+    else:
+        path.unlink()
+    if how == "replaced":
+        path.write_text("another file")
+    store.put([make_group(3)])
+    assert "was moved or deleted while it was open" in caplog.text
+    assert store.frames([1, 2, 3])[0] == [1, 3]
+    store.close()
+    assert sorted(row.ticket for row in Store(path).rows) == [1, 3]
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 8000])
+def test_a_file_that_is_no_database_is_set_aside_and_counts_as_lost(tmp_path, make_group, caplog, content):
+    path = tmp_path / "b.sqlite"
+    path.write_bytes(content)
+    store = Store(path)
+    assert len(store) == 0
+    store.put([make_group(5)])
+    (aside,) = tmp_path.glob("b.sqlite.aside-*")
+    assert aside.read_bytes() == content
+    assert f"it is set aside as {aside.name}, and its groups are rolled out anew" in caplog.text
+
+
+def test_a_file_that_becomes_unreadable_while_it_is_open_counts_as_lost(tmp_path, make_group, caplog):
+    path = tmp_path / "b.sqlite"
+    store = Store(path)
+    store.put([make_group(ticket) for ticket in range(50)])
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        file.write(b"\xee" * size)
+    store.put([make_group(77)])
+    assert [row.ticket for row in store.rows] == [77]
+    assert "its groups are rolled out anew" in caplog.text
+
+
+def test_a_full_disk_is_waited_for_and_the_log_is_folded_away(tmp_path, make_group, hasty, caplog):
+    store = Store(tmp_path / "b.sqlite")
+    store.put([make_group(1)])
+    limit = store._file.db.execute("PRAGMA page_count").fetchone()[0]
+    store._file.db.execute(f"PRAGMA max_page_count={limit}")  # what SQLite says of a disk without room
+    store._file.db.execute("PRAGMA cache_size=1")
+    big = [make_group(ticket) for ticket in range(2, 400)]
+    threading.Timer(0.6, lambda: store._file.db.execute("PRAGMA max_page_count=100000")).start()
+    store.put(big)
+    assert len(store) == 399
+    assert "refused by the disk" in caplog.text

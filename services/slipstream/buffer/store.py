@@ -12,19 +12,16 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from slipstream.errors import SlipstreamError, UserError
+from slipstream.buffer.store_file import StoreFile
 from slipstream.frames import Frame
 from slipstream.messages import Group
 from slipstream.questions import Stored
 
 log = logging.getLogger("slipstream.buffer")
 SCHEMA = 4
-PAGE_BYTES = 32 << 10  # a group is tens of kilobytes: with 4 KiB pages it costs twice the CPU
-CHECKPOINT_PAGES = 2048  # 64 MiB: most groups are gone by then, and are never copied from the log into the file
 _FACTS = "ticket, attempt, prompt_index, oldest, tokens, arrived, informative, reward, size"
 _TABLE = """
 CREATE TABLE IF NOT EXISTS groups (
@@ -53,35 +50,25 @@ class Store:
         self._path = path
         self._clock = clock
         self._guard = threading.Lock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute(f"PRAGMA page_size={PAGE_BYTES}")  # of a file that is made now
-            self._db.execute("PRAGMA secure_delete=OFF")  # on in some builds: a delete then writes all it frees
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-            self._db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
-            self._prepare()
-            rows = self._db.execute(f"SELECT {_FACTS} FROM groups").fetchall()
-        except (OSError, sqlite3.Error) as error:
-            problem = f"buffer file {path} cannot be opened: {error}"
-            if getattr(error, "sqlite_errorname", "") in ("SQLITE_BUSY", "SQLITE_LOCKED"):
-                # a buffer that was replaced and does not know it yet; no mistake of the user's, and it passes
-                raise SlipstreamError(f"{problem}; another process still writes to it") from None
-            raise UserError(problem, "check run.root and its disk") from None
+        self._rows: dict[int, Stored] = {}
+        self._file = StoreFile(path, sync, self._prepare, self._emptied)
+        rows = self._file.do(lambda db: db.execute(f"SELECT {_FACTS} FROM groups").fetchall())
         self._rows = {row[0]: Stored(*row[:6], bool(row[6]), *row[7:]) for row in rows}
         self._newest = max((row.arrived for row in self._rows.values()), default=0)
 
-    def _prepare(self) -> None:
+    def _emptied(self) -> None:
+        self._rows = {}
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
         """Another release's table goes: the ledger has its groups rolled out anew, as those of a lost file."""
-        (schema,) = self._db.execute("PRAGMA user_version").fetchone()
+        (schema,) = db.execute("PRAGMA user_version").fetchone()
         if schema == SCHEMA:
             return  # nothing is written, so that one who still holds the file for writing is not waited for
-        if self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        if db.execute("SELECT 1 FROM sqlite_master").fetchone():
             log.warning("%s was written by another release: its groups are rolled out anew", self._path)
-            self._db.execute("DROP TABLE IF EXISTS groups")
-        self._db.execute(_TABLE)
-        self._db.execute(f"PRAGMA user_version={SCHEMA}")
+            db.execute("DROP TABLE IF EXISTS groups")
+        db.execute(_TABLE)
+        db.execute(f"PRAGMA user_version={SCHEMA}")
 
     @property
     def path(self) -> Path:
@@ -121,65 +108,61 @@ class Store:
         Raises:
             SlipstreamError: The disk refused; nothing of the batch is stored then.
         """
-        with self._transaction():
-            kept = [each for each in batch if not self._holds_newer(each[0])]
-            kept.sort(key=lambda each: each[0].attempt)  # of two in one batch the later statement stays
-            first = max(self._newest + 1, self._clock())
-            rows = [facts_of(group, frames, first + at) for at, (group, frames) in enumerate(kept)]
-            self._db.executemany(
-                f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * 13)})",
-                [(*_columns(row), *frames) for row, (_, frames) in zip(rows, kept, strict=True)],
-            )
-            self._db.execute("COMMIT")
-            self._newest = first + len(rows)
+        with self._guard:
+            rows = self._file.do(lambda db: self._write(db, batch))
+            self._newest = max([self._newest, *(row.arrived + 1 for row in rows)])
             self._rows.update({row.ticket: row for row in rows})
+
+    def _write(self, db: sqlite3.Connection, batch: Sequence[tuple[Group, Sequence[Frame]]]) -> list[Stored]:
+        kept = [each for each in batch if not self._holds_newer(each[0])]
+        kept.sort(key=lambda each: each[0].attempt)  # of two in one batch the later statement stays
+        first = max(self._newest + 1, self._clock())
+        rows = [facts_of(group, frames, first + at) for at, (group, frames) in enumerate(kept)]
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany(
+            f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' * 13)})",
+            [(*_columns(row), *frames) for row, (_, frames) in zip(rows, kept, strict=True)],
+        )
+        db.execute("COMMIT")
+        return rows
 
     def frames(self, tickets: Iterable[int]) -> tuple[list[int], list[bytes]]:
         """Those of the tickets that are stored, in the order asked for, and the frames of each, four by four."""
-        here: list[int] = []
-        found: list[bytes] = []
         with self._guard:
-            for ticket in tickets:
-                query = "SELECT header, prompt, ids, logprobs FROM groups WHERE ticket = ?"
-                row = self._db.execute(query, (ticket,)).fetchone()
-                if row is not None:
-                    here.append(ticket)
-                    found.extend(row)
-        return here, found
+            rows = self._file.do(lambda db: _select(db, list(tickets)))
+        return [ticket for ticket, _ in rows], [frame for _, frames in rows for frame in frames]
 
     def delete(self, attempts: Iterable[tuple[int, int]]) -> None:
         """Forget groups by (ticket, attempt); those not stored, or stored by another attempt since, are skipped.
 
         The same one may be named more than once: the learner names a ticket each time that it drops it.
         """
-        with self._transaction():
-            gone = {ticket for ticket, attempt in attempts if self.holds(ticket, attempt)}
-            self._db.executemany("DELETE FROM groups WHERE ticket = ?", [(ticket,) for ticket in gone])
-            self._db.execute("COMMIT")
-            for ticket in gone:
-                del self._rows[ticket]
+        named = list(attempts)
+        with self._guard:
+            for ticket in self._file.do(lambda db: self._erase(db, named)):
+                self._rows.pop(ticket, None)
+
+    def _erase(self, db: sqlite3.Connection, attempts: Sequence[tuple[int, int]]) -> set[int]:
+        gone = {ticket for ticket, attempt in attempts if self.holds(ticket, attempt)}
+        db.execute("BEGIN IMMEDIATE")
+        db.executemany("DELETE FROM groups WHERE ticket = ?", [(ticket,) for ticket in gone])
+        db.execute("COMMIT")
+        return gone
 
     def close(self) -> None:
         """Close the file; harmless when repeated."""
         with self._guard:
-            self._db.close()
+            self._file.close()
 
     def _holds_newer(self, group: Group) -> bool:
         row = self._rows.get(group.ticket)
         return row is not None and row.attempt > group.attempt
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """BEGIN IMMEDIATE; whoever enters commits, and what is not committed is rolled back."""
-        with self._guard:
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
-                yield
-            except sqlite3.Error as error:
-                raise SlipstreamError(f"buffer file {self._path} cannot be written: {error}") from error
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+
+def _select(db: sqlite3.Connection, tickets: Sequence[int]) -> list[tuple[int, list[bytes]]]:
+    query = "SELECT header, prompt, ids, logprobs FROM groups WHERE ticket = ?"
+    rows = [(ticket, db.execute(query, (ticket,)).fetchone()) for ticket in tickets]
+    return [(ticket, list(row)) for ticket, row in rows if row is not None]
 
 
 def facts_of(group: Group, frames: Sequence[Frame], arrived: int) -> Stored:
