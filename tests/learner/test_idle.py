@@ -111,6 +111,17 @@ def test_a_step_trains_what_had_a_part_in_it_and_names_the_rest(bench):
     assert idle_of(rig.batch, report) == [(8, 0, "nonfinite")]
 
 
+async def test_a_flood_of_batches_that_move_nothing_stays_readable(bench, caplog):
+    rig = bench(limit=None)
+    for _ in range(100):
+        await rig.idle.set_aside(
+            Line(), rig.batch, report_of("no_gradient", dict.fromkeys(range(2), "no_gradient"))
+        )
+    said = [line.getMessage() for line in caplog.records if "is not made with" in line.getMessage()]
+    assert len(said) == 5
+    assert said[0] == "step 1 is not made with these 2 groups: why: no_gradient; set aside: no_gradient 2"
+
+
 async def test_small_batches_do_not_end_a_run_that_a_group_in_a_hundred_moves(bench):
     """20 batches of 2 groups are 40 groups: of a hundred healthy runs such as these most would have been ended."""
     rig = bench(limit=None)

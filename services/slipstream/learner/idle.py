@@ -22,6 +22,7 @@ from slipstream.learner.telling import Telling
 from slipstream.learner.weightless import STALE
 from slipstream.ledger.records import Aside
 from slipstream.staleness import evicts_over_bound
+from slipstream.telemetry.logs import Pace
 
 log = logging.getLogger("slipstream.learner")
 BATCHES, FEWEST = 20, 512  # of which at least one moves the weights where a group in a hundred could
@@ -43,6 +44,7 @@ class Idle:
         self._batches: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
         self._dropped = self._best = 0
+        self._pace = Pace(lines=5, seconds=10.0)  # small batches come by the hundred a second
         self.solved = False
 
     async def set_aside(self, line: Line, batch: Batch, report: StepReport) -> None:
@@ -60,8 +62,14 @@ class Idle:
         for reason, count in report.skips.items():
             metrics.skipped_updates.labels(reason).inc(count)
         names = _counted(Counter(report.idle.values()))
-        log.warning("step %d is not made with these %d groups: %s", line.step + 1, len(batch), report.detail)
-        log.info("set aside: %s; of %d groups", names, len(batch))
+        self._pace.warn(
+            log,
+            "step %d is not made with these %d groups: %s; set aside: %s",
+            line.step + 1,
+            len(batch),
+            report.detail,
+            names,
+        )
         dropped = sum(each.reason != STALE for each in leaving)
         self._best += sum(
             self._telling.best(batch[at][0]) for at in report.idle if report.idle[at] == "no_gradient"
