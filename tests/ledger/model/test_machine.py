@@ -341,6 +341,7 @@ class Machine(RuleBasedStateMachine):
     def the_clock_is_set_back(self, seconds: float) -> None:
         self.expire()  # what has happened was seen by then
         self.model.set_back += seconds
+        self.expire()  # seconds that pass before the ledger is asked again cannot be told from the step back
         self.twin.again = None
 
     @rule()
