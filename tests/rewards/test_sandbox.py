@@ -13,6 +13,7 @@ import pytest
 
 from slipstream.errors import UserError
 from slipstream.rewards.base import Outcome
+from slipstream.rewards.process import probe
 from slipstream.rewards.sandbox import Pool
 from slipstream.rewards.wire import Setup
 
@@ -262,3 +263,28 @@ async def test_a_worker_has_no_secret_in_its_environment_and_keeps_what_is_the_u
     found = psutil.Process((await pool()).pids[0]).environ()
     assert "hunter2" not in found.values()
     assert found["JUDGE_KEY"] == "mine"
+
+
+@pytest.mark.parametrize("start", ["probe", "pool"])
+async def test_a_worker_that_is_killed_while_it_loads_is_started_once_more(
+    reward_file: Callable[[str], str], tmp_path: Path, start: str
+) -> None:
+    """A kernel that wants memory kills what loads; that is no mistake in the config."""
+    once = f"""
+import os, signal
+if not os.path.exists({str(tmp_path / "killed")!r}):
+    open({str(tmp_path / "killed")!r}, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+def reward(completion, task):
+    return 1.0
+"""
+    setup = Setup(use=f"{reward_file(once)}:reward", timeout_seconds=60.0, memory_bytes=512 << 20)
+    if start == "probe":
+        assert (await asyncio.to_thread(probe, setup)).form == "sample"
+        return
+    pool = Pool(setup)
+    try:
+        await pool.start()
+        assert [each.value for each in await pool.score("", ["x"], {})] == [1.0]
+    finally:
+        await pool.close()

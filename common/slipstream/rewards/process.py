@@ -80,9 +80,19 @@ class Child:
 def probe(setup: Setup) -> Ready:
     """Load a scorer in a process that ends at once, to learn its form or what is wrong with it.
 
+    One that is killed without a word, as by a kernel that wants its memory, is tried once more.
+
     Raises:
         UserError: It can't be loaded; the message holds the cause.
     """
+    ready, printed = _load(setup)
+    if ready is None and not printed:
+        ready, printed = _load(setup)
+    return check_ready(setup, ready, printed)
+
+
+def _load(setup: Setup) -> tuple[Ready | None, bytes]:
+    """What a process that loads the scorer answers, None when it ended before, and the end of what it printed."""
     child = Child(setup.isolated)
     # Read what the import prints, or a talkative one would block on a full socket.
     printed: list[bytes] = []
@@ -95,13 +105,15 @@ def probe(setup: Setup) -> Ready:
             ready = read_frame(stream, Ready)
     except TimeoutError:
         raise UserError(f"scorer {setup.use!r}: loading took more than {START_SECONDS:g} s") from None
+    except ConnectionError:
+        ready = None
     finally:
         child.kill()
         child.reap()
         reader.join(_KILL_SECONDS)
         child.control.close()
         child.output.close()
-    return check_ready(setup, ready, b"".join(printed))
+    return ready, b"".join(printed)
 
 
 def check_ready(setup: Setup, ready: Ready | None, printed: bytes = b"") -> Ready:

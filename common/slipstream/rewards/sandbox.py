@@ -157,17 +157,17 @@ class _Worker:
         self.lasting = True
 
     async def start(self) -> None:
-        """Start the process and wait for its scorer.
+        """Start the process and wait for its scorer; one that is killed without a word is started once more.
 
         Raises:
             UserError: The scorer can't be loaded.
         """
         try:
-            async with asyncio.timeout(START_SECONDS):
-                await self._connect(Child(self._setup.isolated))
-                self._writer.write(pack(self._setup))
-                ready = await self._read(Ready)
-            ready = check_ready(self._setup, ready, bytes(self._printed))
+            answer = await self._load()
+            if answer is None and not self._printed:
+                await self.stop()
+                answer = await self._load()
+            ready = check_ready(self._setup, answer, bytes(self._printed))
         except TimeoutError:
             await self.stop()
             raise UserError(f"scorer {self._setup.use!r}: loading took more than {START_SECONDS:g} s") from None
@@ -176,6 +176,13 @@ class _Worker:
             raise
         self.pid, self.lasting = ready.pid, ready.lasting
         self._tell(ready)
+
+    async def _load(self) -> Ready | None:
+        """A new process's answer to the setup; None when it ended before."""
+        async with asyncio.timeout(START_SECONDS):
+            await self._connect(Child(self._setup.isolated))
+            self._writer.write(pack(self._setup))
+            return await self._read(Ready)
 
     def _tell(self, ready: Ready) -> None:
         if ready.holds and not self._told:
