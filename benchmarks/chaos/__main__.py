@@ -17,13 +17,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.checks import problems
 from benchmarks.chaos.runner import ChaosError, Runner
-from benchmarks.chaos.schedule import MENU, Fault, embedded, longer, make_schedule
+from benchmarks.chaos.schedule import MENU, Fault, Menu, embedded, longer, make_schedule
 from benchmarks.chaos.stack import Stack
 from benchmarks.result import tell
 from slipstream.run_folder import read_lines
@@ -41,6 +41,8 @@ class Trial:
         freezes: Whether there are stops that outlast a lease.
         embedded: Whether the server is the one that `up` starts.
         deadline: Seconds for all of it.
+        menu: What may happen.
+        weights: How they travel: over tcp there is one more port that strangers find.
     """
 
     seed: int
@@ -53,10 +55,12 @@ class Trial:
     freezes: bool = False
     embedded: bool = False
     deadline: float = 1800.0
+    menu: Menu = field(default_factory=lambda: MENU)
+    weights: str = "auto"
 
     def schedule(self) -> list[Fault]:
         """The faults."""
-        menu = embedded(MENU) if self.embedded else MENU
+        menu = embedded(self.menu) if self.embedded else self.menu
         return make_schedule(
             self.seed, self.faults, self.gap, self.longest, longer(menu) if self.freezes else menu
         )
@@ -70,7 +74,8 @@ def run(trial: Trial, root: Path, name: str) -> dict[str, Any]:
     """
     started = time.monotonic()
     eta = f"staleness.max_staleness={trial.eta}"
-    stack = Stack(root, name, trial.prompts, trial.policy, eta, embedded=trial.embedded)
+    settings = (eta, f"weights.transport={trial.weights}")
+    stack = Stack(root, name, trial.prompts, trial.policy, *settings, embedded=trial.embedded)
     try:
         runner = Runner(stack, trial.deadline)
         runner.until_steps(1, 300.0)
@@ -79,7 +84,7 @@ def run(trial: Trial, root: Path, name: str) -> dict[str, Any]:
         stack.hurry()
         code = runner.wait(300.0 + trial.prompts)  # a step is two prompts, in half a second at the worst
         runner.until_gone(60.0)
-        found = problems(stack, trial.policy, trial.eta)
+        found = [*runner.acts.findings, *problems(stack, trial.policy, trial.eta)]
         if code:
             found.append(f"exit code {code}: {stack.text[-3000:]}")
         if "Traceback" in stack.text:
@@ -150,6 +155,7 @@ def trials(options: argparse.Namespace, seed: int) -> Iterator[tuple[str, Trial]
                 options.gap,
                 freezes=not options.quick,
                 embedded=way == "embedded",
+                weights="tcp" if way == "wait" else "auto",
             ),
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 
+from benchmarks.chaos.hostile.programs import traces
 from benchmarks.chaos.stack import EPOCHS, Stack
 from slipstream.checkpoint.finding import newest_complete
 from slipstream.config.load import load_config
@@ -21,6 +22,7 @@ from slipstream.prompts.order import EpochOrder
 from slipstream.run_folder import line_of_descent, read_lines
 
 SHM = Path("/dev/shm")
+_ENDED = re.compile(r" (\S+) ended \((exit code [1-9]\d*|signal (?!9\)|15\))\d+)\)")
 _AGE = re.compile(r'slipstream_objective_trained_tokens_by_age\{age="(\d+)"\}')
 
 
@@ -35,7 +37,10 @@ def problems(stack: Stack, policy: str, eta: int) -> list[str]:
         *unmoved(steps),
         *_ages(steps, policy, eta),
         *_finite(steps),
+        *_poisoned(stack, steps),
+        *_ended(stack.text),
         *_left_behind(stack),
+        *traces(stack.proofs, stack.folder.name),
     ]
 
 
@@ -100,6 +105,23 @@ def _ages(steps: list[dict[str, Any]], policy: str, eta: int) -> list[str]:
                 found.append(f"step {step['step']}: {tokens} tokens of age {match[1]} had weight, eta is {eta}")
         if policy == "drop" and step["age_max"] > eta:
             found.append(f"step {step['step']}: a group of age {step['age_max']} under `drop`, eta is {eta}")
+    return found
+
+
+def _poisoned(stack: Stack, steps: list[dict[str, Any]]) -> list[str]:
+    """Groups that were changed in the buffer's file, and trained on as if they were whole."""
+    trained = {(ticket, attempt) for step in steps for ticket, attempt in step["tickets"]}
+    return [f"poisoned group was trained: ticket {n} attempt {a}" for n, a in sorted(trained & stack.poisoned)]
+
+
+def _ended(text: str) -> list[str]:
+    """Processes that ended for something else than a signal or being asked to, each with what it said last."""
+    lines, found = text.splitlines(), []
+    for place, line in enumerate(lines):
+        if match := _ENDED.search(line):
+            words = f"{match[1]} "
+            said = [each for each in lines[max(0, place - 200) : place] if words in each and "ERROR" in each]
+            found.append(f"{match[1]} ended with {match[2]}: {said[-1] if said else 'without a word'}")
     return found
 
 

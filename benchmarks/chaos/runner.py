@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import psutil
 
+from benchmarks.chaos.hostile.acts import DEEDS, Acts
 from benchmarks.chaos.proxy import Trouble
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack
@@ -21,6 +22,7 @@ T = TypeVar("T")
 _POLL_SECONDS = 0.02
 _VICTIM_SECONDS = 240.0
 _PROGRESS_SECONDS = 300.0
+_ACTS_SECONDS = 300.0
 
 
 class ChaosError(AssertionError):
@@ -34,6 +36,7 @@ class Runner:
     Attributes:
         limit: Seconds for everything together.
         done: Faults that hit a live process, and when, in seconds since the start.
+        acts: What goes on beside them by the doors.
     """
 
     stack: Stack
@@ -42,6 +45,9 @@ class Runner:
     _later: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     _started: float = field(default_factory=time.monotonic)
     _ending: bool = False
+
+    def __post_init__(self) -> None:
+        self.acts = Acts(self.stack)
 
     def until_steps(self, more: int, seconds: float) -> None:
         """Wait until the run has made so many more steps."""
@@ -58,6 +64,7 @@ class Runner:
             print(f"{time.monotonic() - self._started:7.1f} s  {done}: {fault}", flush=True)
         while self._later:
             self._pause(_POLL_SECONDS)
+        self._until(lambda: not self.acts.under_way, _ACTS_SECONDS, "end of what came by the doors")
 
     def wait(self, seconds: float) -> int:
         """Exit code of the run, which now ends by itself."""
@@ -70,6 +77,13 @@ class Runner:
         self._until(lambda: not self.stack.left(), seconds, f"end of {self.stack.left()}")
 
     def _inject(self, fault: Fault) -> None:
+        if fault.kind in DEEDS:
+            self.acts.begin(fault)
+        else:
+            self._hurt(fault)
+        self.done.append((time.monotonic() - self._started, fault))
+
+    def _hurt(self, fault: Fault) -> None:
         victim = self._until(lambda: self.stack.victim(fault.role), _VICTIM_SECONDS, fault.role)
         if fault.kind in ("cut", "stall"):
             pids = () if fault.role == "redis" else (victim.pid,)
@@ -81,7 +95,6 @@ class Runner:
                 victim.send_signal(_SIGNALS[fault.kind])
             if fault.kind in ("stop", "freeze"):
                 self._after(fault.seconds, lambda: _go_on(victim))
-        self.done.append((time.monotonic() - self._started, fault))
 
     def _revive(self) -> None:
         """Start again what has nobody to do it: the server, and the supervisor itself."""

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["kill", "stop", "freeze", "term", "cut", "stall"]
+Kind = Literal["kill", "stop", "freeze", "term", "cut", "stall", "program", "flood", "member", "poison"]
 Menu = Mapping[str, Mapping[Kind, int]]
 
 # What may happen to each process, with how often in relation to others. `kill` is SIGKILL; `stop` is SIGSTOP and,
 # after the duration, SIGCONT; `freeze` is a stop that outlasts a lease; `term` asks it to end, so that it is started
 # again; `cut` breaks all its connections and refuses new ones for the duration; `stall` holds every byte to and from
 # it for the duration.
-MENU: Menu = {
+FAULTS: Menu = {
     "rollout-0": {"kill": 3, "stop": 2, "term": 1, "cut": 2, "stall": 2},
     "rollout-1": {"kill": 3, "stop": 2, "term": 1, "cut": 2, "stall": 2},
     "reward-0": {"kill": 3, "stop": 2, "term": 1, "cut": 2, "stall": 2},
@@ -24,14 +24,41 @@ MENU: Menu = {
     "redis": {"kill": 4, "stop": 2, "cut": 2, "stall": 2},
     "supervisor": {"kill": 2, "stop": 1, "term": 1},
 }
-_LASTING = ("stop", "cut", "stall")
+# What comes in by the doors; `benchmarks.chaos.hostile` has each. A `flood` of strangers goes to the ports of a
+# process. For the others the second word is what is done: which `program` a model wrote, what a `member` gone bad
+# sends, what `poison` is put into the buffer's file.
+_PROGRAMS = ("ledger", "secrets", "escape", "fork", "memory", "signals", "descriptors", "disk")
+_CLAIMS = ("owner", "future", "never", "fetch", "announce", "liar", "false_reward")
+_GROUPS = (
+    *(
+        "vocabulary",
+        "prompt_vocabulary",
+        "empty_prompt",
+        "component",
+        "head",
+        "reward",
+        "long",
+        "many",
+        "logprob",
+    ),
+    *("version", "self_scored"),
+)
+_POISONS = ("bits", "header", "id", "no_prompt", "huge")
+HOSTILE: Menu = {
+    **{role: {"flood": 1} for role in ("rollout-0", "reward-0", "buffer", "learner")},
+    **{f"program:{name}": {"program": 1} for name in _PROGRAMS},
+    **{f"member:{name}": {"member": 1} for name in (*_CLAIMS, *_GROUPS)},
+    **{f"poison:{name}": {"poison": 1} for name in _POISONS},
+}
+MENU: Menu = {role: {**FAULTS.get(role, {}), **HOSTILE.get(role, {})} for role in (*FAULTS, *HOSTILE)}
+_LASTING = ("stop", "cut", "stall", "flood", "member")
 _FREEZE_SECONDS = (16.0, 20.0)
 
 
 def longer(menu: Menu) -> Menu:
     """With stops that outlast a lease of 15 s, once for each process that has one, and for the server that judges."""
     return {
-        role: {**kinds, "freeze": 1} if role not in ("scorer", "supervisor") else kinds
+        role: {**kinds, "freeze": 1} if "stop" in kinds and role not in ("scorer", "supervisor") else kinds
         for role, kinds in menu.items()
     }
 
@@ -45,7 +72,7 @@ def embedded(menu: Menu) -> Menu:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault: first the run makes `steps` more steps, then `gap` seconds pass; one that lasts does so for
-    `seconds`."""
+    `seconds`. `role` is the process, or, behind the kind and a colon, what is done."""
 
     steps: int
     gap: float
@@ -55,7 +82,12 @@ class Fault:
 
     def __str__(self) -> str:
         lasting = f" for {self.seconds:.2f} s" if self.seconds else ""
-        return f"{self.kind} {self.role}{lasting}"
+        return f"{self.kind} {self.deed}{lasting}"
+
+    @property
+    def deed(self) -> str:
+        """What is done, or to which process."""
+        return self.role.rpartition(":")[2]
 
 
 def make_schedule(

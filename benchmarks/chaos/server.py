@@ -70,11 +70,17 @@ class OwnServer:
         self._clients: dict[str, redis.Redis] = {}
 
     @property
-    def client(self) -> redis.Redis:
-        """A connection to where it is now; raises `redis.ConnectionError` while it is nowhere."""
+    def url(self) -> str:
+        """Its address now; raises `redis.ConnectionError` while it is nowhere."""
         url = self._folder.live_url
         if url is None:
             raise redis.ConnectionError("the run has no server now")
+        return url
+
+    @property
+    def client(self) -> redis.Redis:
+        """A connection to where it is now; raises `redis.ConnectionError` while it is nowhere."""
+        url = self.url
         if url not in self._clients:
             self._clients[url] = redis.Redis(unix_socket_path=url.removeprefix("unix://"), socket_timeout=0.5)
         return self._clients[url]

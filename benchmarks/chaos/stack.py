@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -19,13 +21,11 @@ from benchmarks.chaos.server import LedgerServer, OwnServer
 from slipstream.run_folder import RunFolder
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny-sorter.yaml"
-SCORER = """
-def parity(prompts, completions, **columns):
-    return [float(sum(map(ord, completion)) % 2) for completion in completions]
-"""
+SCORER = Path(__file__).with_name("scorer.py")
 EPOCHS = 2
 _LOOK_SECONDS = 0.1
 _SLOW = 0.1  # at most six groups are open (eta 2, two a step), so at most about four steps a second
+_DESCRIPTORS = (1024, 2048)  # fewer than the strangers of a flood
 _PORT = re.compile(r"(.*:)(\d+)")
 
 
@@ -35,6 +35,9 @@ class Stack:
     Attributes:
         process: The supervisor.
         seen: Every process that was ever seen below a supervisor of this stack.
+        poisoned: (ticket, attempt) of groups that were changed in the buffer's file.
+        proofs: Folder where a program leaves what it got at.
+        ledger_port: Port of the ledger's server on 127.0.0.1, 0 where it has none.
     """
 
     def __init__(
@@ -45,13 +48,15 @@ class Stack:
         self.server = OwnServer(self.folder) if embedded else LedgerServer(root / f"{name}-redis")
         self.output = root / f"{name}.out"
         self.seen: dict[int, psutil.Process] = {}
-        scorer = root / "scorer.py"
-        scorer.write_text(SCORER)
+        self.poisoned: set[tuple[int, int]] = set()
+        self.proofs = root / f"{name}-proofs"
+        self.proofs.mkdir()
+        self.ledger_port = 0
         self._settings = [
             f"run.root={root}",
             f"run.name={name}",
             *self._redis_url(),
-            f"reward.functions.0.use={scorer}:parity",
+            f"reward.functions={_rewards()}",
             f"data.limit={prompts}",
             f"staleness.policy={policy}",
             *_FIXED,
@@ -65,7 +70,8 @@ class Stack:
     def _redis_url(self) -> list[str]:
         if isinstance(self.server, OwnServer):
             return []
-        return [f"redis.url=redis://127.0.0.1:{self.proxy.serve('redis', self.server.socket)}"]
+        self.ledger_port = self.proxy.serve("redis", self.server.socket)
+        return [f"redis.url=redis://127.0.0.1:{self.ledger_port}"]
 
     def books(self) -> LedgerServer:
         """The server of a run that has ended; one that ended with its run is started once more."""
@@ -146,13 +152,15 @@ class Stack:
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as out:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", "slipstream.cli.main", *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _DESCRIPTORS)
+        return process
 
     def _interpose(self) -> None:
         """Put the proxy in front of each new member's socket, by changing its address in the ledger."""
@@ -166,12 +174,18 @@ class Stack:
                     member = raw.decode()
                     endpoint = client.hget(f"{prefix}m:{member}", "endpoint") or b""
                     match = _PORT.fullmatch(endpoint.decode())
-                    if match and endpoint != known.get(member):
+                    if match and int(match[2]) < 65536 and endpoint != known.get(member):
                         ours = f"{match[1]}{self.proxy.serve(member, int(match[2]))}".encode()
                         if client.hset(f"{prefix}m:{member}", "endpoint", ours) == 0:
                             known[member] = ours
             except redis.RedisError:
                 continue  # killed, stopped or starting: the next look finds it
+
+
+def _rewards() -> str:
+    """A program has 4 s, and one that takes longer has failed."""
+    program = {"timeout_seconds": 4, "memory_mb": 256, "on_timeout": "zero"}
+    return json.dumps([{"use": f"{SCORER}:parity"}, {"use": f"{SCORER}:code", **program}])
 
 
 _FIXED = [
