@@ -22,6 +22,7 @@ from slipstream.ledger.records import LedgerFull, MemberExpired, Ticket
 from slipstream.lifecycle.life import Life, Service
 from slipstream.prompts.order import EpochOrder
 from slipstream.prompts.sets import Prompt
+from slipstream.rollout.booked import Booked
 from slipstream.rollout.express import Express
 from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticket_order
 from slipstream.rollout.setup import Parts, open_parts
@@ -61,6 +62,7 @@ class Rollout:
             len(parts.prompts), parts.config.run.seed, shuffle=parts.prompts.shuffled
         )
         self._express = Express(parts.name, parts.config.rollout)
+        self._booked = Booked(parts.ledger, parts.name, parts.metrics)
         self._groups: set[asyncio.Task[None]] = set()
         self._evaluating: set[asyncio.Task[None]] = set()
         self._canary: asyncio.Task[bool] | None = None
@@ -75,6 +77,7 @@ class Rollout:
             served=lambda: self._parts.engine.version, lost=self._lose_all, note=self._parts.follower.note
         )
         self._life.drains()
+        self._life.watch("booked", self._booked.run(self._life))
         if self._express.used:
             self._life.watch("express", self._follow_express())
         idle = _IDLE_SECONDS
@@ -221,6 +224,8 @@ class Rollout:
         try:
             reply = await self._parts.roller.roll(order)
             end = "stored" if reply.status == OK else await self._fail(ticket, "refused", reply.reason)
+            if end == "stored":
+                self._booked.note(ticket.number, ticket.attempt)
         except Unfinished as rest:
             end = await self._hand_over(ticket, rest)
         except TransportTimeout as error:
