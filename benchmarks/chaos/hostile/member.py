@@ -19,7 +19,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberInfo, Ticket
 from slipstream.messages import Frame, Group, GroupArrays, Sample
 from slipstream.transport import keys
-from slipstream.transport.base import Parcel, Peer, Reply, Sender, SenderOptions
+from slipstream.transport.base import RETRY, Parcel, Peer, Reply, Sender, SenderOptions
 from slipstream.transport.origin import Origin
 from slipstream.transport.zmq import make_sender
 
@@ -28,6 +28,8 @@ SAMPLES = 4
 TOKENS = 3
 _ADMIT_SECONDS = 30.0
 _ANSWER_SECONDS = 30.0
+_TIMES = 20  # it is not known yet who we are, or the ledger or the buffer is away
+_AGAIN_SECONDS = 0.5
 
 
 @dataclass
@@ -53,11 +55,21 @@ class BadMember:
         raise NotNow(f"no ticket for {self.name} within {_ADMIT_SECONDS:.0f} s")
 
     async def send(self, role: str, kind: str, frames: Sequence[Frame], parcel: str = "") -> Reply:
-        """Hand something to a role; the honest name of a group's parcel is its ticket's."""
+        """Hand something to a role until it has an answer; the honest name of a group's parcel is its ticket's.
+
+        Raises:
+            NotNow: There was none but to come again.
+        """
         sender = self.senders[role]
-        members = [each for each in await self.ledger.members(role) if _true(each)]
-        sender.set_peers({each.id: Peer(each.endpoint, each.incarnation, self.key) for each in members})
-        return await sender.deliver(Parcel(parcel or f"x{secrets.token_hex(6)}", kind, frames), _ANSWER_SECONDS)
+        for _ in range(_TIMES):
+            members = [each for each in await self.ledger.members(role) if _true(each)]
+            sender.set_peers({each.id: Peer(each.endpoint, each.incarnation, self.key) for each in members})
+            name = parcel or f"x{secrets.token_hex(6)}"
+            reply = await sender.deliver(Parcel(name, kind, frames), _ANSWER_SECONDS)
+            if reply.status != RETRY:
+                return reply
+            await asyncio.sleep(_AGAIN_SECONDS)
+        raise NotNow(f"{role} wants to be asked again: {reply.reason}")
 
 
 @contextlib.asynccontextmanager
