@@ -28,6 +28,14 @@ def test_links_between_documents_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_every_claim_of_the_security_page_names_a_test_that_there_is() -> None:
+    text = (ROOT / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", text)
+    assert len(named) > 20
+    for page, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / page).read_text(encoding="utf-8"), f"{page}::{name}"
+
+
 @pytest.mark.process
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is missing (extra: dev)")

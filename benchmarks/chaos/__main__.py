@@ -1,7 +1,8 @@
 """`python -m benchmarks.chaos [--seed N] [--faults 300] [--way token]`: the proof that nothing is lost or twice.
 
 A run of two epochs goes on while every kind of process is killed, stopped (also for longer than a lease), asked to
-end, cut off and stalled at random instants; at its end the books must balance. Four runs share the faults: one for
+end, cut off and stalled at random instants, and while programs that attack, floods of strangers, members gone bad and
+poisoned files come in by its doors; at its end the books must balance. Four runs share the faults: one for
 each policy that bounds age, with a server of their own behind a proxy, and `embedded`, which is `token` with the
 server that `up` starts itself as one more victim. The seed decides the schedule. Each fault is a line of progress;
 the last line is JSON. About 15 minutes on a quiet machine; whatever is not over after `--minutes` is a problem.
