@@ -20,6 +20,7 @@ from slipstream.ledger.records import ENDED, Member, MemberExpired, RunNotOpen
 from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life
+from slipstream.lifecycle.parcel_bounds import answer_limits, group_budget, group_limits
 from slipstream.secrets import redis_password
 from slipstream.telemetry import tracing
 from slipstream.telemetry.links import show_links
@@ -91,6 +92,9 @@ class Site:
             port=network.port,
             setting="network.port",
             credits=network.credits,
+            limits=group_limits(self._config),
+            reply_limits=answer_limits(self._config),
+            budget=group_budget(self._config),
         )
         receiver = await self._stack.enter_async_context(
             make_receiver(options, self._keys, {self._keys.public} if self._keys else ())
@@ -103,7 +107,11 @@ class Site:
 
     async def sender(self, to: str) -> Sender:
         """Open a sender to all live members of a role, and keep up with who they are."""
-        options = SenderOptions(name=f"{self.name}->{to}", origin=Origin(self.name, self.incarnation))
+        options = SenderOptions(
+            name=f"{self.name}->{to}",
+            origin=Origin(self.name, self.incarnation),
+            limits=answer_limits(self._config),
+        )
         sender = await self._stack.enter_async_context(make_sender(options, self._keys))
         self._senders[to] = sender
         self._stack.callback(self._life.closing)  # runs before the socket closes: its tasks then may end

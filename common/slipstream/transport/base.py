@@ -37,6 +37,11 @@ class Parcel:
     kind: str
     frames: Frames = ()
 
+    @property
+    def size(self) -> int:
+        """Bytes of its frames."""
+        return sum(map(frame_bytes, self.frames))
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -78,6 +83,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """Most bytes of parcels that are not answered yet, of one sender and of all; one parcel always has room."""
+
+    sender: int = 4 << 30
+    listener: int = 16 << 30
+
+
+@dataclass(frozen=True, slots=True)
 class SenderOptions:
     """A peer that leaves `suspect_pings` pings in a row (one each `ping_seconds`) unanswered is suspect.
 
@@ -98,7 +111,8 @@ class ReceiverOptions:
     `port` 0 lets the system choose; `setting` is the port's name in errors. `advertise` is the host that
     others connect to, when it is not `host`. Each sender may have `credits` parcels unanswered, all together
     `max_outstanding`. The newest replies are remembered up to `remember_count` and `remember_bytes`; a reply
-    larger than that is not remembered. A sender silent for `silent_seconds` loses its credits.
+    larger than that is not remembered. A sender silent for `silent_seconds` loses its credits. `limits` bound a
+    parcel, `reply_limits` a reply, and `budget` all parcels that are not answered yet.
     """
 
     name: str = "receiver"
@@ -113,6 +127,8 @@ class ReceiverOptions:
     remember_bytes: int = 256 << 20
     silent_seconds: float = 30.0
     limits: Limits = field(default_factory=Limits)
+    reply_limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True, slots=True)

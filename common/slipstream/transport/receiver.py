@@ -66,6 +66,7 @@ class QueueReceiver:
         self._outbox = Outbox(self._send_answer, lambda error: self._guard.fail(error))
         self._leaving: set[bytes] | None = None
         self._completed = self._repeated = self._refused = self._gaps = self._unsent = 0
+        self._held = 0  # bytes of what is not answered yet
 
     async def __aenter__(self) -> Self:
         self._guard = Guard(self._options.name)
@@ -126,10 +127,12 @@ class QueueReceiver:
         self._guard.check()
         if delivery.answered:
             raise SlipstreamError(f"parcel {delivery.parcel.id!r} was answered before")
-        self._options.limits.check(reply.frames)
+        self._options.reply_limits.check(reply.frames)
         delivery.answered = True
         del self._working[delivery.key]
         delivery.session.outstanding -= 1
+        delivery.session.weight -= delivery.parcel.size
+        self._held -= delivery.parcel.size
         self._completed += 1
         if reply.status != RETRY:
             self._replies.put(delivery.key, reply)
@@ -207,16 +210,23 @@ class QueueReceiver:
         elif (delivery := self._working.get(key)) is not None:
             self._repeated += 1
             delivery.session.outstanding -= 1
+            delivery.session.weight -= delivery.parcel.size
             session.outstanding += 1
+            session.weight += delivery.parcel.size
             delivery.session = session
         elif not header.id or not header.kind:
             self._refuse(session.identity, header, "a parcel needs an id and a kind")
         elif self._sessions.full(session, len(self._working)):
             self._refused += 1
             self._answer(session, header.id, Reply(wire.BUSY, "over its credits"))
+        elif self._sessions.heavy(session, (parcel := Parcel(header.id, header.kind, frames)).size, self._held):
+            self._refused += 1
+            self._answer(session, header.id, Reply(wire.BUSY, "over its budget of bytes"))
         else:
             session.outstanding += 1
-            delivery = QueueDelivery(self, Parcel(header.id, header.kind, frames), session)
+            session.weight += parcel.size
+            self._held += parcel.size
+            delivery = QueueDelivery(self, parcel, session)
             self._working[key] = delivery
             self._unread.append(delivery)
             self._arrived.set()

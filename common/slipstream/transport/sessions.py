@@ -20,9 +20,9 @@ class Session:
     """One sender's connection.
 
     `granted` is the last window sent to it, `held` the one it last said it goes by, `outstanding` its parcels
-    in progress. A new `epoch` tells it to send again what is unanswered; `counting` is set once its first
-    number was seen, so that a receiver that was restarted does not call the past a loss. `origin` is who the sender
-    says it is, `sender` what is remembered of it by.
+    in progress, `weight` their bytes. A new `epoch` tells it to send again what is unanswered; `counting` is set once
+    its first number was seen, so that a receiver that was restarted does not call the past a loss. `origin` is who
+    the sender says it is, `sender` what is remembered of it by.
     """
 
     identity: bytes
@@ -31,6 +31,7 @@ class Session:
     granted: int = 0
     held: int = 0
     outstanding: int = 0
+    weight: int = 0
     silent: int = 0
     epoch: int = field(default_factory=_new_epoch)
     counting: bool = False
@@ -90,6 +91,13 @@ class Sessions:
     def full(self, session: Session, in_progress: int) -> bool:
         """Whether a new parcel of this session would break its credits or the bound on all."""
         return in_progress >= self._options.max_outstanding or session.outstanding >= self._options.credits
+
+    def heavy(self, session: Session, size: int, held: int) -> bool:
+        """Whether a new parcel of so many bytes would break the budget of this session, or of all (`held`)."""
+        budget = self._options.budget
+        return (session.weight > 0 and session.weight + size > budget.sender) or (
+            held > 0 and held + size > budget.listener
+        )
 
     def tick(self) -> None:
         """Drop sessions that were silent for `silent_ticks` ticks of ours."""

@@ -19,6 +19,7 @@ from slipstream.contract import Contract
 from slipstream.errors import FencedError, LedgerError, MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
+from slipstream.lifecycle.parcel_bounds import ANSWER_BYTES, ANSWER_GROUPS
 from slipstream.messages import Frames, Group, check_run, decode_group, decode_header, encode_header
 from slipstream.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.telemetry.aside import AsideLog
@@ -29,8 +30,6 @@ log = logging.getLogger("slipstream.buffer")
 WAIT_SECONDS = 1.0
 GATHER_SECONDS = 0.05
 HOUSE_SECONDS = 5.0
-ANSWER_BYTES = 64 << 20  # of groups in one answer, so that it comes in time and within what a message may hold
-ANSWER_GROUPS = 1024
 Request = TypeVar("Request", Offer, Fetch)
 _HELD = ("buffered", "taken", "trained")  # the ledger has it as stored
 
