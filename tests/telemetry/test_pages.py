@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 
@@ -11,6 +12,8 @@ import pytest
 
 from slipstream.config.services import NetworkSection
 from slipstream.errors import UserError
+from slipstream.lifecycle.callers import BoundedCallers
+from slipstream.lifecycle.descriptors import cut
 from slipstream.telemetry.health import DEAD_SECONDS, Health
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.telemetry.registry import Load
@@ -93,3 +96,24 @@ def test_a_value_that_changes_under_the_scrape_is_read_again(metrics):
 
     metrics.pulled("gauge", "test_moving", "moves", read)
     assert 'slipstream_test_moving{run="r"} 4.0' in ask(metrics.port, "/metrics")[1]
+
+
+def test_idle_and_slow_callers_are_cut_off_and_the_page_is_still_shown(metrics):
+    """The oldest go first, so that a scrape among strangers gets its answer."""
+    before = cut["pages"]
+    links = [socket.create_connection(("127.0.0.1", metrics.port), timeout=20) for _ in range(300)]
+    assert ask(metrics.port, "/healthz")[0] == 200
+    assert cut["pages"] - before >= 300 - BoundedCallers.most
+    links[-1].sendall(b"GET /metrics HTTP/1.1\r\n")
+    begun, held = time.monotonic(), True
+    while held and time.monotonic() < begun + 40:  # a header that never ends
+        try:
+            links[-1].sendall(b"x: y\r\n")
+            time.sleep(0.5)
+        except OSError:
+            held = False
+    assert not held
+    assert time.monotonic() - begun < 3 * BoundedCallers.seconds
+    assert 'slipstream_connections_cut_total{listener="pages",run="r"}' in ask(metrics.port, "/metrics")[1]
+    for link in links:
+        link.close()

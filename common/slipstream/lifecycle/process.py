@@ -13,6 +13,7 @@ import threading
 import traceback
 
 from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK, EXIT_USER, RunHalted, SlipstreamError, UserError
+from slipstream.lifecycle.descriptors import raise_limit
 from slipstream.lifecycle.life import Life, Service
 
 log = logging.getLogger("slipstream.process")
@@ -33,6 +34,7 @@ def run_process(
         save_seconds: More time for a stop that somebody asked for, to save what was reached.
         with_run: End with 0 once the run has ended, for a process that nobody watches.
     """
+    raise_limit()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

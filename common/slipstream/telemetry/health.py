@@ -8,7 +8,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from slipstream.config.services import NetworkSection
 from slipstream.errors import UserError
+from slipstream.lifecycle.callers import BoundedCallers
 
 if TYPE_CHECKING:
     from slipstream.lifecycle.life import Life
@@ -84,9 +85,8 @@ def serve_pages(
     return int(server.server_port)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 16
+class _Server(BoundedCallers, HTTPServer):
+    """Open to whoever reaches it, so for few at once."""
 
 
 class _Pages(BaseHTTPRequestHandler):

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from slipstream.config.services import NetworkSection
+from slipstream.lifecycle.descriptors import cut
 from slipstream.telemetry.health import Health, serve_pages
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -68,6 +69,14 @@ class Metrics:
         self.health = Health()
         self.port = 0
         self.leases_lost = self.counter("leases_lost_total", "times that this process's lease ran out")
+        what = "connections closed to make room for others, by listener: data, weights or pages"
+        self.pulled(
+            "counter",
+            "connections_cut_total",
+            what,
+            lambda: [((listener,), cut[listener]) for listener in ("data", "weights", "pages")],
+            "listener",
+        )
         self.gpus = self.gauge("gpus", "GPUs that this process holds")
 
     def serve(self, network: NetworkSection, who: str = "", run: str = "") -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import zmq
 
 from slipstream.messages import Frame, Frames
+from slipstream.transport.door import Door
 from slipstream.transport.guard import Guard
 from slipstream.transport.watch import LinkWatch
 
@@ -28,9 +29,11 @@ class Channel:
         on_message: Callable[[list[Frame]], None],
         guard: Guard,
         watch: LinkWatch | None = None,
+        door: Door | None = None,
     ) -> None:
         self._socket = socket
         self._watch = watch
+        self._door = door
         self._on_message = on_message
         self._guard = guard
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -66,6 +69,8 @@ class Channel:
             self._guard.loop.remove_reader(self._fd)
             if self._watch is not None:
                 self._watch.close()
+            if self._door is not None:
+                self._door.close()
             self._socket.close(linger=linger_ms)
 
     def _wake(self) -> None:
@@ -88,7 +93,10 @@ class Channel:
         self._wake()
 
     def _receive(self) -> list[zmq.Frame]:
-        return self._socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+        frames = self._socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+        if self._door is not None:
+            self._door.heard(frames[-1])
+        return frames
 
 
 def _unwrap(frame: zmq.Frame) -> Frame:

@@ -17,6 +17,7 @@ from slipstream.messages import Frame, Frames
 from slipstream.transport.base import Limits, Peer, ReceiverOptions, SenderOptions
 from slipstream.transport.bounds import bound_messages
 from slipstream.transport.channel import Channel
+from slipstream.transport.door import Door
 from slipstream.transport.exchange import OnMessage
 from slipstream.transport.guard import Guard
 from slipstream.transport.keys import KeyPair, is_key
@@ -120,6 +121,7 @@ class ZmqExchange:
         self._context: zmq.SyncContext = zmq.Context()
         socket = self._context.socket(zmq.ROUTER)
         _bound_queues(socket, self._options.limits)
+        door = Door(socket, "data")
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
@@ -130,11 +132,12 @@ class ZmqExchange:
                 _set_keys(socket, self._server)
             self._bind(socket)
         except BaseException:
+            door.close()
             socket.close(linger=0)
             self._close_gate()
             self._context.term()
             raise
-        self._channel = Channel(socket, partial(_split, on_message), guard)
+        self._channel = Channel(socket, partial(_split, on_message), guard, door=door)
 
     def send(self, to: bytes, frames: Frames) -> bool:
         """Queue a message without waiting; False when the sender is gone or has no room."""

@@ -10,6 +10,7 @@ from zmq.utils import z85
 
 from slipstream.errors import UserError, WeightsError
 from slipstream.transport.bounds import bound_messages
+from slipstream.transport.door import Door
 from slipstream.transport.keys import KeyPair
 from slipstream.transport.watch import LinkWatch
 from slipstream.weights.tcp_wire import MAX_HEADER_BYTES, largest_reply
@@ -57,9 +58,25 @@ class Gate:
         if options.keys is not None:
             self._zap = context.socket(zmq.ROUTER)
             self._zap.bind(ZAP)
-        self.router = _bind(context, options)
+        self.router = context.socket(zmq.ROUTER)
+        self._door = Door(self.router, "weights")
+        try:
+            _bind(self.router, options)
+        except BaseException:
+            self.close()
+            raise
         port = self.router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
         self.place = f"{options.advertise or options.host}:{port}"
+
+    def take(self) -> list[bytes]:
+        """The next message's frames, the first of them who sent it; waits for it."""
+        frames = self.router.recv_multipart(copy=False)
+        self._door.heard(frames[-1])
+        return [frame.bytes for frame in frames]
+
+    def close(self) -> None:
+        """Stop watching who is connected, before the context ends; harmless when repeated."""
+        self._door.close()
 
     def register(self, poller: zmq.Poller) -> None:
         """Have a poller wake for either socket."""
@@ -76,8 +93,7 @@ class Gate:
             self._zap.send_multipart([frames[0], b"", b"1.0", frames[3], *verdict, b"", b""])
 
 
-def _bind(context: Context, options: ServerOptions) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.ROUTER)
+def _bind(socket: zmq.Socket[bytes], options: ServerOptions) -> None:
     socket.setsockopt(zmq.SNDHWM, QUEUED_FRAMES)
     bound_messages(socket, MAX_HEADER_BYTES)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -93,7 +109,6 @@ def _bind(context: Context, options: ServerOptions) -> zmq.Socket[bytes]:
             f"weights.port {options.port} on {options.host} cannot be used: {error}",
             "free it, or set it to 0 to let the system choose",
         ) from error
-    return socket
 
 
 def dial(context: Context, endpoint: str, options: Dial) -> tuple[zmq.Socket[bytes], LinkWatch]:

@@ -23,6 +23,7 @@ import msgspec
 
 from slipstream.errors import MessageError, SlipstreamError, TransportTimeout, UserError, WeightsError
 from slipstream.headers import UNREADABLE
+from slipstream.lifecycle.callers import BoundedCallers
 from slipstream.weights.base import Bytes, Part
 from slipstream.weights.control import ServerOptions
 from slipstream.weights.manifest import Manifest
@@ -36,6 +37,8 @@ MEND = "use auto, tcp or ucx, or run on hosts with NVIDIA GPUs and a CUDA build 
 log = logging.getLogger("slipstream.weights")
 SOON_SECONDS = 0.005
 MOST_BYTES = 2**53  # of a version
+MOST_RECEIVERS = 64
+PULL_SECONDS = 3600.0
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,8 +235,8 @@ class NcclPuller:
         """Nothing is kept open."""
 
 
-class _Listener(socketserver.ThreadingTCPServer):
-    daemon_threads = True
+class _Listener(BoundedCallers, socketserver.TCPServer):
+    listener, most, seconds = "weights", MOST_RECEIVERS, PULL_SECONDS
     allow_reuse_address = True
 
     def __init__(self, place: tuple[str, int], serve: Callable[[socket.socket], None]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from slipstream.errors import MessageError, UserError, WeightsError
+from slipstream.lifecycle.descriptors import cut
 from slipstream.weights.shelf import Shelf
 from slipstream.weights.stream_wire import TOKEN_BYTES, Endpoint, frame, take_frame, tune
 from slipstream.weights.tcp_wire import ChunkReply, ChunkRequest, decode_request
@@ -24,6 +25,7 @@ from slipstream.weights.tcp_wire import ChunkReply, ChunkRequest, decode_request
 POLL_SECONDS = 0.1
 SOON_SECONDS = 0.005  # until a bucket that is still on its way here is looked for again
 STUCK_SECONDS = 30.0
+TOKEN_SECONDS = 5.0  # to show the token
 MOST_CONNECTIONS = 64
 MOST_WAITING = 16
 READ_BYTES = 64 << 10
@@ -94,7 +96,8 @@ class StreamServer:
                     self._handle(key, events)
                 for connection in list(self._connections):
                     self._answer(connection)
-                    if connection.active < time.monotonic() - self._stuck_seconds:
+                    patience = self._stuck_seconds if connection.welcome else TOKEN_SECONDS
+                    if connection.active < time.monotonic() - patience:
                         self._drop(connection)
         finally:
             for connection in list(self._connections):
@@ -119,9 +122,11 @@ class StreamServer:
     def _accept(self) -> None:
         try:
             accepted, _ = self._listener.accept()
-        except OSError:  # gone again before it was taken
+        except OSError:  # gone again before it was taken, or no descriptor is left
+            self._make_room(len(self._connections) // 2)
+            time.sleep(SOON_SECONDS)
             return
-        if len(self._connections) >= MOST_CONNECTIONS:
+        if not self._make_room(MOST_CONNECTIONS - 1):
             self.refused += 1
             accepted.close()
             return
@@ -131,18 +136,28 @@ class StreamServer:
         self._connections.add(connection)
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
+    def _make_room(self, keep: int) -> bool:
+        """Cut off whoever says nothing, the oldest first: those without the token, then those that want nothing."""
+        idle = [each for each in self._connections if not each.waiting and not each.outbox]
+        idle.sort(key=lambda each: (each.welcome, each.active))
+        for connection in idle[: max(0, len(self._connections) - keep)]:
+            cut["weights"] += 1
+            self._drop(connection)
+        return len(self._connections) <= keep
+
     def _read(self, connection: _Connection) -> None:
         data = connection.socket.recv(READ_BYTES)
         if not data:
             raise ConnectionResetError
-        connection.active = time.monotonic()
         connection.inbox += data
-        if not connection.welcome:
+        if connection.welcome:
+            connection.active = time.monotonic()
+        else:
             if len(connection.inbox) < TOKEN_BYTES:
                 return
             if not hmac.compare_digest(bytes(connection.inbox[:TOKEN_BYTES]), self._token.encode()):
                 raise MessageError("another token")
-            connection.welcome = True
+            connection.welcome, connection.active = True, time.monotonic()
             del connection.inbox[:TOKEN_BYTES]
         while (header := take_frame(connection.inbox)) is not None:
             connection.waiting.append((decode_request(header), self._shelf.until()))

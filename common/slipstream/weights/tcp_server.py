@@ -21,6 +21,7 @@ from slipstream.weights.tcp_wire import ChunkReply, ChunkRequest, decode_request
 POLL_MS = 100
 SOON_MS = 5  # until a bucket that is still on its way here is looked for again
 MOST_WAITING = 256
+MOST_OF_ONE = 32  # receivers ask for a few at once
 
 
 class WeightServer:
@@ -71,16 +72,18 @@ class WeightServer:
                 ready = dict(poller.poll(SOON_MS if self._waiting else POLL_MS))
                 self._gate.admit()
                 if self._router in ready:
-                    self._take(self._router.recv_multipart())
+                    self._take(self._gate.take())
                 waiting, self._waiting = self._waiting, []
                 for asked in waiting:
                     self._answer(*asked)
         finally:
+            self._gate.close()
             self._context.destroy(linger=0)
 
     def _take(self, frames: list[bytes]) -> None:
         try:
-            if len(frames) != 2 or len(self._waiting) >= MOST_WAITING:
+            waiting = sum(who == frames[0] for who, *_ in self._waiting)
+            if len(frames) != 2 or waiting >= MOST_OF_ONE or len(self._waiting) >= MOST_WAITING:
                 raise MessageError("not a request, or one too many")
             self._waiting.append((frames[0], decode_request(frames[1]), self._shelf.until()))
         except MessageError:

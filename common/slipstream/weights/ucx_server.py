@@ -73,20 +73,23 @@ class UcxServer:
         self._token = secrets.token_hex(16)
         self._sessions: dict[bytes, _Session] = {}
         self._arrivals: dict[bytes, Hello] = {}
-        self._trials = AddressTrials()
         self._dying: list[_Session] = []
         self._stopping, self._started = threading.Event(), threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._trials = AddressTrials()
         self._error: BaseException | None = None
         try:
             self._gate = Gate(self._context, options)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        try:
             self._router = self._gate.router
             self._thread = threading.Thread(target=self._run, name="weights-ucx", daemon=True)
             self._thread.start()
             self._await_start()
         except BaseException:
-            self._trials.close()
-            self._context.destroy(linger=0)
+            self._close()
             raise
         self.endpoint = f"ucx://{self._token}@{self._gate.place}"
 
@@ -99,7 +102,11 @@ class UcxServer:
         """Stop serving; receivers meet their deadline. Harmless when repeated."""
         self._stopping.set()
         self._thread.join()
+        self._close()
+
+    def _close(self) -> None:
         self._trials.close()
+        self._gate.close()
         self._context.destroy(linger=0)
 
     def _await_start(self) -> None:
@@ -128,7 +135,7 @@ class UcxServer:
                 poller.poll(SOON_MS if any(each.waiting for each in self._sessions.values()) else POLL_MS)
             self._gate.admit()
             while readable(self._router):
-                self._take(core, self._router.recv_multipart())
+                self._take(core, self._gate.take())
             self._tend(core)
         self._end(core)
 
