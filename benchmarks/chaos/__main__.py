@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import sys
 import tempfile
@@ -123,6 +124,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=45.0, help="limit for all of it")
     parser.add_argument("--quick", action="store_true", help="40 faults, none that outlasts a lease")
     options = parser.parse_args()
+    logging.getLogger("slipstream").setLevel(logging.ERROR)  # what bad members hear is no news
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as place:

@@ -22,6 +22,7 @@ from slipstream.prompts.order import EpochOrder
 from slipstream.run_folder import line_of_descent, read_lines
 
 SHM = Path("/dev/shm")
+_AWAY = "the ledger did not answer"
 _ENDED = re.compile(r" (\S+) ended \((exit code [1-9]\d*|signal (?!9\)|15\))\d+)\)")
 _AGE = re.compile(r'slipstream_objective_trained_tokens_by_age\{age="(\d+)"\}')
 
@@ -115,13 +116,16 @@ def _poisoned(stack: Stack, steps: list[dict[str, Any]]) -> list[str]:
 
 
 def _ended(text: str) -> list[str]:
-    """Processes that ended for something else than a signal or being asked to, each with what it said last."""
+    """Processes that ended for something else than a signal, being asked to, or a ledger that was away for as long as
+    they wait for it; each with what it said last."""
     lines, found = text.splitlines(), []
     for place, line in enumerate(lines):
         if match := _ENDED.search(line):
             words = f"{match[1]} "
             said = [each for each in lines[max(0, place - 200) : place] if words in each and "ERROR" in each]
-            found.append(f"{match[1]} ended with {match[2]}: {said[-1] if said else 'without a word'}")
+            last = said[-1] if said else "without a word"
+            if _AWAY not in last:
+                found.append(f"{match[1]} ended with {match[2]}: {last}")
     return found
 
 
