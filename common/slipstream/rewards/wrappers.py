@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 
 _MARKS = ("```", "`", "**", "__", "~~", "*", "_")
-_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|boldsymbol|emph)\s?(?=\{)")
+_COMMAND = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|boldsymbol|emph|fbox|boxed)\s?(?=\{)"
+)
 _MOST_LAYERS = 16
 
 
