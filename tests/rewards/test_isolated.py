@@ -208,6 +208,30 @@ async def test_a_completion_cannot_forge_its_reward(scorers: Load) -> None:
     assert all(sample.components == {"python": sample.reward} for sample in scored)
 
 
+PATCHES = {
+    "the runner": "import __main__\n__main__._run = lambda piece, space: {'status': 'ran', 'token': piece['token']}",
+    "exec": "import builtins\nbuiltins.exec = lambda *_: None",
+    "compile": "import builtins\nkept = compile\nbuiltins.compile = lambda code, *more: kept('', *more)",
+    "what tests call": "import builtins\nbuiltins.abs = lambda _: 0",
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
+async def test_what_a_completion_does_to_the_runner_and_the_built_ins_is_not_for_the_tests(
+    scorers: Load, patch: str
+) -> None:
+    tests = {"tests": "assert abs(f(1) - 2) == 0"}
+    loaded = scorers(RewardSpec("python", timeout_seconds=60))
+    scored = await loaded.score_group("p", [f"{patch}\ndef f(x): return 7", f"{patch}\n{GOOD}"], tests)
+    assert [sample.reward for sample in scored] == [0.0, 1.0]
+
+
+async def test_built_ins_that_the_rows_set_up_code_changes_stay_changed(scorers: Load) -> None:
+    columns = {"tests": "assert f() == 'given'", "before": "import builtins\nbuiltins.input = lambda: 'given'"}
+    loaded = scorers(RewardSpec("python", timeout_seconds=60, options={"setup_column": "before"}))
+    assert (await loaded.score_group("p", ["def f(): return input()"], columns))[0].reward == 1.0
+
+
 async def test_a_program_shares_no_descriptor_with_the_service(scorers: Load) -> None:
     loaded = scorers(RewardSpec("python", timeout_seconds=60))
     scored = (await loaded.score_group("p", [ALONE], TESTS))[0]

@@ -9,6 +9,7 @@ code that it stands for, so a program that writes to the socket by itself, or en
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import json
 import os
@@ -50,8 +51,16 @@ def main() -> None:
         stream.flush()
         # A name other than __main__ leaves a program's own command line alone.
         space: dict[str, Any] = {"__name__": "solution"}
+        # Bound here, and no module of that name left: a program that patches what it finds does not patch these.
+        read, told, run, sound = json.loads, json.dumps, _run, vars(builtins)
+        sys.modules["__main__"] = type(sys)("__main__")
         for line in stream:
-            stream.write(json.dumps(_run(json.loads(line), space)).encode() + b"\n")
+            piece = read(line)
+            before = dict(sound)
+            answer = run(piece, space)
+            if piece["name"] == "completion":  # what it did to the built-ins is not for the tests
+                sound.update(before)
+            stream.write(told(answer).encode() + b"\n")
             stream.flush()
 
 
