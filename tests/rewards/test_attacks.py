@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.rewards.apart import trial, walls
+from slipstream.rewards.apart import trial
 from slipstream.rewards.apart.family import descendants, held_bytes
 from slipstream.rewards.base import RewardSpec, Scored
 from slipstream.rewards.scorers import Scorers
@@ -285,10 +285,3 @@ async def test_sandbox_required_starts_with_bubblewrap(caplog: pytest.LogCapture
         await loaded.start()
     await loaded.close()
     assert "held by bubblewrap" in caplog.text
-
-
-def test_no_folder_beside_pythons_own_parts_is_shown() -> None:
-    """A virtual environment may be the project's folder, with the runs in it."""
-    shown = walls._python_paths()
-    assert str(Path(sys.prefix)) not in shown
-    assert f"{Path(sys.prefix)}/lib" in shown or sys.prefix.startswith("/usr")

@@ -96,6 +96,10 @@ def _bubblewrap(proc: bool) -> tuple[str, ...]:
             words += ["--symlink", os.readlink(root), root]
         else:
             words += ["--ro-bind-try", root, root]
+    words += ["--proc", "/proc"] if proc else ["--dir", "/proc"]
+    words += ["--dev", "/dev"]
+    for place in ("/dev/shm", "/tmp"):  # before what is shown: a Python may lie below them
+        words += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", place]
     shown = {path: path for path in (*_FILES, *_python_paths())} | {str(_INSIDE): _MOUNTED_INSIDE}
     # bubblewrap's own folders on the way are closed to all but root
     for folder in dict.fromkeys(
@@ -104,10 +108,6 @@ def _bubblewrap(proc: bool) -> tuple[str, ...]:
         words += ["--dir", folder]
     for source, path in shown.items():
         words += ["--ro-bind-try", source, path]
-    words += ["--proc", "/proc"] if proc else ["--dir", "/proc"]
-    words += ["--dev", "/dev"]
-    for place in ("/dev/shm", "/tmp"):
-        words += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", place]
     return (*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--")
 
 
