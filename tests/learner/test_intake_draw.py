@@ -106,6 +106,15 @@ class FakeSender:
         return Reply(OK, frames=[msgspec.msgpack.encode(answer)])
 
 
+class Streamed:
+    """Prompts that no place can be looked up in."""
+
+    shuffled = False
+
+    def __len__(self) -> int:
+        return 1000
+
+
 @pytest.fixture
 def bench(make_group, tmp_path):
     def make(shards=1, groups=2, policy="token", eta=1, drop_last=False, **buffer):
@@ -128,6 +137,7 @@ def bench(make_group, tmp_path):
             contract=contract,
             poison=poison,
             metrics=LearnerMetrics(),
+            prompts=Streamed(),
         )
         return SimpleNamespace(draw=Draw(parts), ledger=ledger, sender=sender, metrics=parts.metrics)
 

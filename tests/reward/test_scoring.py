@@ -62,7 +62,7 @@ def test_an_evaluation_result_says_what_was_unscored_and_what_was_cut_off():
 
 def strikes_after(reasons: list[str], window: int = 4, share: float = 0.5) -> list[str]:
     strikes = Strikes(window, share)
-    return [strikes.note(reason) for reason in reasons]
+    return [strikes.note("rollout-0", reason) for reason in reasons]
 
 
 def test_scoring_that_breaks_stops_the_run_with_the_main_reason():
@@ -122,3 +122,16 @@ def test_a_weight_for_a_name_that_appears_now_and_then_is_right():
     names = names_of({"right": 2.0, "rare": 0.5})
     for turn in range(1000):
         names.note({"f": 1.0, "f.right": 1.0} | ({"f.rare": 1.0} if turn == 150 else {}))
+
+
+def test_one_generator_whose_samples_cannot_be_scored_does_not_stop_those_of_others():
+    """A member gone bad that sends rows without their gold makes its own samples unscored, and no others."""
+    strikes = Strikes(8, 0.5)
+    bad, good = ("rollout-1", "exception"), ("rollout-0", "")
+    assert not any(strikes.note(*sample) for sample in [bad, bad, bad, good] * 10)
+
+
+def test_scoring_that_breaks_for_every_generator_stops_the_run():
+    strikes = Strikes(8, 0.5)
+    samples = [("rollout-0", "exception"), ("rollout-1", "exception"), ("rollout-1", "")] * 4
+    assert any(strikes.note(*sample) for sample in samples)

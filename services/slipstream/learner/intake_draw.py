@@ -6,6 +6,7 @@ the take and the commit left it standing; the next one draws the same groups.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections import Counter
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from slipstream.config.rules import informative_quota
 from slipstream.errors import FencedError, RunHalted
-from slipstream.learner.intake_check import sort_out
+from slipstream.learner.intake_check import Asked, sort_out
 from slipstream.learner.intake_choice import choose, order_of
 from slipstream.learner.intake_shards import Fetched, Shards
 from slipstream.learner.intake_trust import Trust
@@ -48,6 +49,7 @@ class Draw:
         self._learner = parts.learner
         self._contract = parts.contract
         self._poison = parts.poison
+        self._asked = Asked(parts.prompts, parts.config.run.seed)
         trust = Trust(lambda peer: parts.metrics.bad_replies.labels(peer).inc())
         self._shards = Shards(parts.config, parts.learner, parts.sender, trust)
         self._order = order_of(parts.config)
@@ -131,7 +133,9 @@ class Draw:
             return await self._start_anew(step, tickets, reason, recheck=True)
         if len(fetched.groups) < len(tickets):
             return Waiting(fetched.trouble, trouble=True)
-        found = sort_out(fetched.groups, self._contract, self._version, self._attempts)
+        found = await asyncio.to_thread(
+            sort_out, fetched.groups, self._contract, self._asked, self._version, self._attempts
+        )
         if found.damaged:
             await self._start_anew(step, tickets, "", recheck=True)
             for index in {fetched.sources[ticket] for ticket in found.damaged}:

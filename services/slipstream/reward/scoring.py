@@ -81,29 +81,52 @@ def evaluation_result(group: Group) -> bytes:
 class Strikes:
     """Watches the share of unscored samples in the last window.
 
-    Training on what is left when scoring breaks would train on a biased rest, so the run stops with the cause.
+    Training on what is left when scoring breaks would train on a biased rest, so the run stops with the cause. What
+    goes wrong with the samples of one generator alone, while those of others are scored, is no fault of scoring.
     """
 
     def __init__(self, window: int, max_share: float) -> None:
         self._window = window
         self._max_share = max_share
-        self._reasons: deque[str] = deque()
-        self._unscored: Counter[str] = Counter()
+        self._samples: deque[tuple[str, str]] = deque()  # (owner, reason)
+        self._owners: Counter[str] = Counter()
+        self._unscored: Counter[tuple[str, str]] = Counter()
 
-    def note(self, reason: str) -> str:
-        """Note one sample (empty reason: scored); returns why the run must stop, or nothing."""
-        self._reasons.append(reason)
+    def note(self, owner: str, reason: str) -> str:
+        """Note one sample of a generator (empty reason: scored); returns why the run must stop, or nothing."""
+        self._samples.append((owner, reason))
+        self._count(owner, reason, 1)
+        if len(self._samples) > self._window:
+            self._count(*self._samples.popleft(), -1)
+        if len(self._samples) < self._window or not self._too_many(self._unscored, self._window):
+            return ""
+        worst = max(self._owners, key=self._share_of)
+        others = Counter({key: count for key, count in self._unscored.items() if key[0] != worst})
+        left = self._window - self._owners[worst]
+        if left and not self._too_many(others, left):
+            return ""
+        return self._cause()
+
+    def _share_of(self, owner: str) -> float:
+        wrong = sum(count for (whose, _), count in self._unscored.items() if whose == owner)
+        return wrong / self._owners[owner] if self._owners[owner] else 0.0
+
+    def _count(self, owner: str, reason: str, by: int) -> None:
+        self._owners[owner] += by
+        if not self._owners[owner]:
+            del self._owners[owner]
         if reason:
-            self._unscored[reason] += 1
-        if len(self._reasons) > self._window and (gone := self._reasons.popleft()):
-            self._unscored[gone] -= 1
-        if len(self._reasons) < self._window:
-            return ""
-        unscored = self._unscored.total()
-        if unscored / self._window <= self._max_share:
-            return ""
-        (main, count), *_ = self._unscored.most_common(1)
+            self._unscored[owner, reason] += by
+
+    def _too_many(self, unscored: Counter[tuple[str, str]], samples: int) -> bool:
+        return unscored.total() / samples > self._max_share
+
+    def _cause(self) -> str:
+        reasons: Counter[str] = Counter()
+        for (_, reason), count in self._unscored.items():
+            reasons[reason] += count
+        (main, count), *_ = reasons.most_common(1)
         return (
-            f"{unscored} of the last {self._window} samples are unscored, more than "
+            f"{reasons.total()} of the last {self._window} samples are unscored, more than "
             f"reward.max_unscored_share {self._max_share:g}; most often: {main} ({count})"
         )

@@ -164,7 +164,7 @@ class RewardService:
                 self._names.note(sample.components)
             else:
                 self._metrics.unscored.labels(sample.unscored).inc()
-            if cause := self._strikes.note(sample.unscored):
+            if cause := self._strikes.note(group.owner, sample.unscored):
                 raise RunHalted(cause)
 
     def _shard(self, group: Group) -> str | None:
