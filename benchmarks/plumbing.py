@@ -15,9 +15,11 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +58,7 @@ class Stack:
     def __init__(self, folder: Path, way: dict[str, Any]) -> None:
         self._folder, self._way = folder, way
         self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._closing = threading.Event()
 
     def start(self, seconds: float) -> None:
         """Start all; the ends find the others by the ledger."""
@@ -67,6 +70,7 @@ class Stack:
         end = [sys.executable, "-m", "benchmarks.plumbing_parts"]
         self._run("learner", [*end, "learner", config, "--seconds", str(seconds)])
         self._run("rollout", [*end, "rollout", config, "--at-once", str(self._way.get("at_once", 64))])
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def line(self, name: str, event: str) -> dict[str, Any]:
         """The line in which a process tells of an event."""
@@ -90,8 +94,17 @@ class Stack:
         """Ask one process to end."""
         self._processes[name].terminate()
 
+    def _watch(self) -> None:
+        """End all once one of them has failed: the others would wait for it, and `line` for them."""
+        while not self._closing.wait(0.5):
+            if any(process.poll() not in (None, 0, -signal.SIGTERM) for process in self._processes.values()):
+                for process in self._processes.values():
+                    process.kill()
+                return
+
     def close(self) -> None:
         """End what is left."""
+        self._closing.set()
         for process in reversed(self._processes.values()):
             process.terminate()
         for process in self._processes.values():
@@ -112,6 +125,7 @@ class Stack:
             "data": {"kind": "arithmetic"},
             "reward": {"functions": [{"use": "exact_match"}]},
             "batch": {"groups": self._way.get("batch", BATCH), "group_size": 8},
+            "sampling": {"max_new_tokens": 1024},
             "staleness": {"policy": "pace", "max_staleness": 1000},
             "objective": {"recipe": "grpo"},
             "buffer": {"sync": self._way["sync"], "max_groups": OPEN},

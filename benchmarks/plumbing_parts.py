@@ -27,10 +27,15 @@ from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.process import run_process
 from slipstream.lifecycle.site import open_site
 from slipstream.messages import Frame, Group, GroupArrays, Sample, encode_group
+from slipstream.prompts.order import EpochOrder
+from slipstream.prompts.sets import Prompt
 from slipstream.telemetry.metrics import LearnerMetrics, RolloutMetrics
 from slipstream.transport.base import OK, Parcel
 
 SAMPLES, TOKENS, PROMPT = 8, 1024, 64
+PROMPTS, SEED = 1_000_000, 0
+TEXT, COLUMNS = "What is 0 + 1?", {"answer": "1"}
+ORDER = EpochOrder(PROMPTS, SEED)
 WARM_STEPS = 5
 IDLE_SECONDS = 0.02  # as a replica that is given nothing
 SAVE_EVERY = 5  # steps between the checkpoints that let the buffer forget
@@ -47,16 +52,18 @@ def group_of(config: Config, ticket: Ticket, arrays: GroupArrays) -> list[Frame]
         Sample(tokens=TOKENS, finish="stop", versions=[(ticket.admitted_version, TOKENS)], text=str(index % 2))
         for index in range(SAMPLES)
     ]
+    epoch, index = ORDER.at(ticket.number)
     group = Group(
         run=config.run.name or "",
         ticket=ticket.number,
         attempt=ticket.attempt,
-        prompt_index=ticket.number,
+        prompt_index=index,
+        epoch=epoch,
         owner="rollout-0",
         admitted_version=ticket.admitted_version,
         samples=samples,
-        prompt="What is 0 + 1?",
-        columns={"answer": "1"},
+        prompt=TEXT,
+        columns=COLUMNS,
     )
     return encode_group(group, arrays)
 
@@ -69,6 +76,21 @@ def made_up_arrays() -> GroupArrays:
         token_ids=dice.integers(0, 50_000, SAMPLES * TOKENS, dtype=np.int32),
         logprobs=-dice.random(SAMPLES * TOKENS, dtype=np.float32),
     )
+
+
+class Prompts:
+    """A million rows that are the same."""
+
+    shuffled = True
+
+    def __init__(self) -> None:
+        self._prompt_ids = tuple(made_up_arrays().prompt_ids.tolist())
+
+    def __len__(self) -> int:
+        return PROMPTS
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(index, TEXT, self._prompt_ids, COLUMNS, TOKENS)
 
 
 class Rollout:
@@ -143,6 +165,7 @@ class Learner:
                 config=self._config,
                 ledger=site.ledger,
                 learner=site.incarnation,
+                prompts=Prompts(),
                 sender=sender,
                 contract=contract_of(self._config, self._terms()),
                 poison=None,
@@ -171,8 +194,8 @@ class Learner:
         return RunTerms(
             run_id=self._config.run.name or "",
             dataset_fingerprint="none",
-            prompts=1_000_000,
-            seed=0,
+            prompts=PROMPTS,
+            seed=SEED,
             max_staleness=self._config.staleness.max_staleness,
             groups_per_step=self._config.batch.groups,
             max_groups=self._config.buffer.max_groups or 0,

@@ -163,6 +163,10 @@ class Prompts(list[Prompt]):
     shuffled = True
 
 
+def _prompts() -> Prompts:
+    return Prompts(Prompt(index, "", (index,), {}, CAP * MEAN) for index in range(PROMPTS))
+
+
 class Scorers:
     """Every sample is worth one."""
 
@@ -270,7 +274,7 @@ class Stack:
             engine=engine,
             follower=Follower(self, engine),
             roller=Roller(self.config, self.contract, engine, sender, tokenizer, metrics),
-            prompts=Prompts(Prompt(index, "", (index,), {}, CAP * MEAN) for index in range(PROMPTS)),
+            prompts=_prompts(),
             evaluations={},
             metrics=metrics,
         )
@@ -291,6 +295,7 @@ class Stack:
             config=self.config,
             ledger=self.ledger,
             learner="L",
+            prompts=_prompts(),
             sender=self.sender,
             contract=self.contract,
             poison=None,
