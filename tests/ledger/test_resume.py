@@ -11,7 +11,7 @@ import redis
 
 from slipstream.errors import LedgerError, UserError
 from slipstream.ledger.books import SNAPSHOT_SCHEMA, Snapshot
-from slipstream.ledger.records import LedgerLost
+from slipstream.ledger.records import LedgerLost, MemberExpired
 
 
 async def test_resume_with_another_dataset_is_refused(ledger, terms):
@@ -202,3 +202,21 @@ async def test_ten_million_scattered_tickets_fit_in_64_mb(make_server, terms, re
         await ledger.durable(1001, "L")
         assert (await ledger.audit()).problems == []
         assert (await ledger.counts()).groups["trained"] == int((outcome == 0).sum()) + 1
+
+
+async def test_a_run_that_goes_on_under_another_release_dismisses_the_members_of_the_former(
+    ledger, terms, replica
+):
+    await ledger.open_run(terms(release="1+a"))
+    await ledger.claim_learner("L")
+    await ledger.join(replica())
+    (ticket,) = await ledger.admit("g0", 1, 0)
+    await ledger.open_run(terms(release="1+a"))
+    await ledger.heartbeat("g0")
+    state = await ledger.open_run(terms(release="2+b"))
+    assert state.terms.release == "2+b"
+    assert state.changed == ["release: 1+a to 2+b at step 0"]
+    assert await ledger.members() == []
+    with pytest.raises(MemberExpired):
+        await ledger.heartbeat("g0")
+    assert (await ledger.states([ticket.number])) == {ticket.number: "issued"}

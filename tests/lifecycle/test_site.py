@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import NoReturn
 
 import pytest
 
 from slipstream.errors import LedgerError
-from slipstream.ledger.records import Member, MemberExpired, MemberInfo
+from slipstream.ledger.records import Member, MemberExpired, MemberInfo, RunNotOpen
 from slipstream.lifecycle import site as site_module
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.site import Site, arrivals
@@ -23,6 +24,9 @@ class FakeLedger:
         self.beaten, self.joined_again = asyncio.Event(), asyncio.Event()
         self.errors: list[Exception] = []
         self.away = False
+
+    async def state(self) -> NoReturn:
+        raise RunNotOpen("nobody has opened it")
 
     async def join(self, member: Member) -> None:
         self.joined.append(member)
@@ -140,6 +144,8 @@ class RunLedger(FakeLedger):
         self.asked = 0
 
     async def state(self) -> _State:
+        if not self.joined:
+            raise RunNotOpen("nobody has opened it")
         self.asked += 1
         if len(self.states) > 1:
             return _State(self.states.pop(0))

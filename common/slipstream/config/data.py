@@ -135,8 +135,8 @@ class RunSection(Section):
     )
     accept: list[str] = setting(
         [],
-        "changes of the reward that this resume goes on with, by the names that a refusal gives, such as "
-        "reward.functions.0.weight; a later resume asks again",
+        "changes of the reward, or of the build (release), that this resume goes on with, by the names that a "
+        "refusal gives, such as reward.functions.0.weight; a later resume asks again",
     )
     strict: bool = setting(False, "treat warnings about the config as errors")
 

@@ -125,12 +125,12 @@ def informative_quota(config: Config) -> int:
 
 def may_be_accepted(name: str) -> bool:
     """Whether a run may go on with a change of this; a change of anything else makes it another run."""
-    return name.startswith("reward.")
+    return name.startswith("reward.") or name == "release"
 
 
 def _own_refusals(config: Config) -> list[str]:
     found = [
-        f"run.accept: {name!r} cannot change within a run, only parts of the reward can; take it out"
+        f"run.accept: {name!r} cannot change within a run, only parts of the reward and the release can; take it out"
         for name in config.run.accept
         if not may_be_accepted(name)
     ]

@@ -441,6 +441,10 @@ define('leave', WRITES, function(id, incarnation)
   if member and member.incarnation == incarnation then dismiss(id, false) end
 end)
 
+local function dismiss_all()
+  for _, id in ipairs(redis.call('ZRANGE', key('alive'), 0, -1)) do dismiss(id, false) end
+end
+
 define('expire', WRITES, function() expire() end)
 
 -- The id and the fields of each, packed one by one: one that announces nonsense must not spoil the others.
@@ -501,6 +505,8 @@ define('open_run', WRITES, function(terms, expect_version)
         string.format('%s: %s to %s at step %d', name, tostring(run[name]), value, run.step))
       redis.call('LTRIM', key('changed'), -100, -1)
       redis.call('HSET', key('run'), name, value)
+      -- members of the former build learn of it when they want to join again
+      if name == 'release' then dismiss_all() end
     end
   end
   return run_reply()

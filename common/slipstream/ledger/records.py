@@ -45,7 +45,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     `end_ticket` is the number of tickets of a finite run (None: no end); `ticket_deadline_s` is the time one
     attempt has until its group is scored, and again until it is stored. A group is trained on in `reuse` steps.
     `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less. `vocabulary`
-    and `positions` (0: not known) are the model's: ids that it knows, and tokens that it was made for.
+    and `positions` (0: not known) are the model's: ids that it knows, and tokens that it was made for. `release`
+    ('': not known) is the build that opened the run, or took it up last.
     """
 
     run_id: str
@@ -64,6 +65,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 0
     vocabulary: int = 0
     positions: int = 0
+    release: str = ""
 
     def __post_init__(self) -> None:
         for name, value, least in [

@@ -21,6 +21,7 @@ from slipstream.lifecycle.address import announced_host
 from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.parcel_bounds import answer_limits, group_budget, group_limits
+from slipstream.lifecycle.release import is_of_another, refuse_another
 from slipstream.secrets import redis_password
 from slipstream.telemetry import tracing
 from slipstream.telemetry.links import show_links
@@ -176,7 +177,21 @@ class Site:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await self.ledger.leave(self.name)
 
+    async def _of_one_build(self) -> None:
+        """See that the run is of this build; where it is to go on under this one, its learner says so first.
+
+        Raises:
+            UserError: It is of another.
+        """
+        end = time.monotonic() + OPEN_SECONDS
+        with contextlib.suppress(RunNotOpen):
+            while is_of_another(opened := (await self.ledger.state()).terms.release):
+                run = self._config.run
+                refuse_another(run.name or "", opened, run.accept if time.monotonic() < end else ())
+                await asyncio.sleep(PEER_SECONDS)
+
     async def _enter(self) -> None:
+        await self._of_one_build()
         member = Member(
             id=self.name,
             role=self._role,

@@ -3,8 +3,9 @@ optimizer.
 
 Each checkpoint holds them by name (`identity.json`). A resume compares those names that both sides know, and refuses
 by name and with both values; a warm start (`learner.start_from`) takes the weights alone and may change all of them.
-The reward may also change within a run, where `run.accept` names what does: the checkpoints that follow keep what was
-changed, and from which step. Nothing here imports torch, so that a mistake is told before any process starts.
+The reward and the build of slipstream may also change within a run, where `run.accept` names what does: the
+checkpoints that follow keep what was changed, and from which step. Nothing here imports torch, so that a mistake is
+told before any process starts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from slipstream.config.idle import condition_of, lookup
 from slipstream.config.rules import may_be_accepted, objective_of
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
+from slipstream.lifecycle.release import RELEASE
 from slipstream.models.resolve import present
+from slipstream.provenance import release
 from slipstream.rewards.source import source_digest
 
 log = logging.getLogger("slipstream.learner")
@@ -130,6 +133,7 @@ def identity_of(
         prompts: How many prompts there are, for messages.
     """
     contents = {"data set": data, "reference model": reference, "tokenizer": tokenizer_digest(model)}
+    contents[RELEASE] = release()
     return settings_of(config) | contents | {DESCRIBED: described(config, prompts)}
 
 
@@ -137,7 +141,7 @@ def known_at_start(config: Config) -> dict[str, Any]:
     """The part of the identity that is known before any process starts, with its descriptions."""
     model = present(config.model.source)
     tokenizer = {} if model is None else {"tokenizer": tokenizer_digest(model)}
-    return settings_of(config) | tokenizer | {DESCRIBED: described(config)}
+    return settings_of(config) | tokenizer | {RELEASE: release(), DESCRIBED: described(config)}
 
 
 def tokenizer_digest(model: Path) -> str:

@@ -35,6 +35,7 @@ from slipstream.learner.setup import Parts, run_terms
 from slipstream.learner.start import start_checkpoint
 from slipstream.learner.state import OPTIMIZER_FILES, weights_only
 from slipstream.ledger.records import LedgerLost, RunNotOpen
+from slipstream.lifecycle.release import refuse_another
 from slipstream.prompts.build import STREAM, stream_state
 from slipstream.run_folder import read_lines
 
@@ -57,10 +58,13 @@ async def reopen(parts: Parts) -> Line:
     """Open the run and settle ledger, weights and version on one place.
 
     Raises:
-        UserError: The run in the ledger or in the checkpoint is another one (`identity`), the checkpoint is of
-            another model, it is older than what the ledger holds as durable and nobody consents to go back, or the
-            ledger is empty and there is nothing to restore it from.
+        UserError: The run in the ledger or in the checkpoint is another one (`identity`) or of another build, the
+            checkpoint is of another model, it is older than what the ledger holds as durable and nobody consents to
+            go back, or the ledger is empty and there is nothing to restore it from.
     """
+    with contextlib.suppress(RunNotOpen):
+        opened = (await parts.ledger.state()).terms.release
+        refuse_another(parts.config.run.name or "", opened, parts.config.run.accept)
     with contextlib.suppress(RunNotOpen):  # from here on nobody else commits, or makes a checkpoint durable
         await parts.ledger.claim_learner(parts.learner)
     await asyncio.to_thread(recording.sweep, parts.folder)

@@ -29,6 +29,7 @@ from slipstream.models.joined import refuse_other_names
 from slipstream.models.resolve import resolve
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.sets import PromptSet
+from slipstream.provenance import release
 from slipstream.run_folder import RunFolder
 from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import LearnerMetrics
@@ -166,4 +167,5 @@ def run_terms(parts: Parts) -> RunTerms:
         max_bytes=(config.buffer.max_mb or 0) << 20,
         vocabulary=vocabulary(described) or 0,
         positions=positions(described) or 0,
+        release=release(),
     )
