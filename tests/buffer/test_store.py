@@ -225,6 +225,15 @@ def test_a_file_that_is_no_database_is_set_aside_and_counts_as_lost(tmp_path, ma
     assert f"it is set aside as {aside.name}, and its groups are rolled out anew" in caplog.text
 
 
+def test_of_the_files_set_aside_the_newest_three_stay(tmp_path, make_group):
+    path = tmp_path / "b.sqlite"
+    for number in range(5):
+        path.write_bytes(b"no database %d" % number * 100)
+        Store(path).close()
+    kept = sorted(tmp_path.glob("b.sqlite.aside-*"))
+    assert [file.read_bytes()[12:13] for file in kept] == [b"2", b"3", b"4"]
+
+
 def test_a_file_that_becomes_unreadable_while_it_is_open_counts_as_lost(tmp_path, make_group, caplog):
     path = tmp_path / "b.sqlite"
     store = Store(path)

@@ -24,6 +24,7 @@ LOCK_SECONDS = 1.0  # that SQLite itself waits
 PAUSE_SECONDS = 0.5
 LINE_SECONDS = 10.0
 PATIENCE_SECONDS = 120.0
+_KEPT_ASIDE = 3  # of files that could not be read: a disk that damages each must not fill up with them
 _PASSING = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR")
 _DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
@@ -187,9 +188,12 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a file and its log: another file must not meet that log. Returns the new name."""
+    """Rename a file and its log: another file must not meet that log; the newest few stay. Returns the new name."""
     aside = path.with_name(f"{path.name}.aside-{time.time_ns()}")
     for ending in ("-shm", "-wal", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{ending}", f"{aside}{ending}")
+    for old in sorted(path.parent.glob(f"{path.name}.aside-{'[0-9]' * 19}"))[:-_KEPT_ASIDE]:
+        for ending in ("-shm", "-wal", ""):
+            Path(f"{old}{ending}").unlink(missing_ok=True)
     return aside
