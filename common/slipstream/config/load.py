@@ -22,6 +22,7 @@ from slipstream.config.yaml_loader import parse_yaml
 from slipstream.errors import ConfigError, UserError
 
 ENV_PREFIX = "SLIPSTREAM__"
+_NULL = ("null", "Null", "NULL", "~")
 
 
 def load_config(
@@ -167,7 +168,7 @@ def find_config(name: str | Path) -> Path:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The file as plain values.
+    """The file as plain values, less its own parts to merge from: sections at the top whose names begin with `x-`.
 
     Raises:
         UserError: Unreadable, no YAML, or no mapping at the top.
@@ -183,15 +184,15 @@ def read_tree(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(tree, dict):
         raise UserError(f"config {path} holds a {type(tree).__name__}", "write sections, such as `run:`")
-    return tree
+    return {key: value for key, value in tree.items() if not str(key).startswith("x-")}
 
 
 def assign(tree: dict[str, Any], path: Sequence[str], text: str | None, origin: str) -> None:
     """Set one dotted key to a value written as YAML; numbers in the path index lists.
 
     Raises:
-        UserError: There is no value, it is no YAML, or the path runs through a plain value. The value isn't shown,
-            since it may be a secret in the wrong place.
+        UserError: There is no value, it is empty or no YAML, or the path runs through a plain value. The value
+            isn't shown, since it may be a secret in the wrong place.
     """
     dotted = ".".join(path)
     if text is None:
@@ -200,6 +201,10 @@ def assign(tree: dict[str, Any], path: Sequence[str], text: str | None, origin: 
         value = parse_yaml(text)
     except (yaml.YAMLError, RecursionError, ValueError):
         raise UserError(f"{origin}: the value of {dotted} is no YAML", "put it in quotes") from None
+    if value is None and text.strip() not in _NULL:  # such as run.steps=$UNSET
+        raise UserError(
+            f"{origin}: {dotted} has an empty value", "give one; none is written as null, an empty text as ''"
+        )
     node: Any = tree
     for key in path[:-1]:
         child = _child(node, key, dotted, origin)

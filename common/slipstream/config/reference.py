@@ -18,6 +18,10 @@ the command line (`learner.optimizer.learning_rate=1e-6`) or from the environmen
 (`SLIPSTREAM__LEARNER__OPTIMIZER__LEARNING_RATE=1e-6`), the command line winning. Secrets come only from the
 environment: `SLIPSTREAM_REDIS_PASSWORD`, or the file that `SLIPSTREAM_REDIS_PASSWORD_FILE` names.
 
+An override without a value is refused: none is written `run.steps=null`, an empty text `data.system=''`. YAML's
+anchors and merge keys (`<<: *common`) work, and a section at the top whose name begins with `x-` is set aside, so
+that it can hold what others merge.
+
 Where it says "acts with …", the setting is read under that choice alone. A value of your own that nothing reads is
 named by `validate` and `up`, with what would let it act: as a warning, since one config may serve several setups, or
 as an error with `run.strict`.
