@@ -36,7 +36,7 @@ LIBRARIES = {
         "xxhash",
     },
     "privacy": set(),
-    "prompts": {"datasets", "reasoning_gym", "torch", "torchdata"},
+    "prompts": {"datasets", "pyarrow", "reasoning_gym", "torch", "torchdata"},
     "provenance": set(),
     "questions": {"msgspec"},
     "rewards": {"math_verify", "msgspec", "reasoning_gym"},

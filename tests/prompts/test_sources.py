@@ -117,16 +117,31 @@ def test_empty_file_is_refused(tmp_path):
         rows(kind="jsonl", path=str(tmp_path / "rows.jsonl"))
 
 
-def test_file_that_changes_under_the_run_is_refused_rather_than_misread(jsonl):
+def test_row_that_changes_under_the_run_is_refused_by_line_rather_than_misread(jsonl):
     path = jsonl([{"prompt": "aaaa"}, {"prompt": "b"}])
     source = JsonLines(path)
     assert source[1] == {"prompt": "b"}
-    jsonl([{"prompt": "a"}, {"prompt": "c"}, {"prompt": "d"}])
-    with pytest.raises(UserError, match="changed while it was in use"):
+    jsonl([{"prompt": "aaaa"}, {"prompt": "c"}, {"prompt": "d"}])
+    assert source[0] == {"prompt": "aaaa"}
+    with pytest.raises(UserError, match=r"rows\.jsonl:2 changed while it was in use"):
         source[1]
-    Path(path).unlink()
-    with pytest.raises(UserError, match="cannot read"):
-        source[1]
+
+
+def test_file_that_is_touched_appended_to_replaced_or_removed_goes_on_being_read(jsonl):
+    rows = [{"prompt": "aaaa"}, {"prompt": "b"}]
+    path = Path(jsonl(rows))
+    path.write_text(path.read_text().rstrip("\n"))
+    source = JsonLines(str(path))
+    path.touch()
+    with path.open("a") as file:
+        file.write('\n{"prompt": "c"}\n')
+    assert [source[0], source[1]] == rows
+    jsonl(rows)
+    assert [source[0], source[1]] == rows
+    Path(jsonl([{"prompt": "x"}], "new.jsonl")).rename(path)
+    assert [source[0], source[1]] == rows
+    path.unlink()
+    assert [source[0], source[1], len(source)] == [*rows, 2]
 
 
 def test_gsm8k_answer_is_the_number_without_commas():

@@ -6,12 +6,11 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from slipstream.conditions import like, unless, unlike, when
+from slipstream.conditions import like, unless, when
 from slipstream.config.base import Section, setting
 
 SourceKind = Literal["jsonl", "huggingface", "reasoning_gym", "arithmetic", "sort_digits", "gsm8k"]
 _GENERATED = when("kind", "reasoning_gym", "arithmetic", "sort_digits")
-_FILE = r".*\.(jsonl|json|csv|parquet|arrow)"
 _EVALUATED = unless("data.holdout", 0) | unless("evaluation.sets", {})
 _EVER = _EVALUATED & (unless("every", 0) | when("at_start", True) | when("at_end", True))
 
@@ -38,7 +37,11 @@ class DataSection(Section):
     """One set of prompts."""
 
     kind: SourceKind = setting("jsonl", "where the rows come from")
-    path: str = setting("", "file, folder or data set id", acts=when("kind", "jsonl", "huggingface", "gsm8k"))
+    path: str = setting(
+        "",
+        "file, pattern, folder or data set id",
+        acts=when("kind", "jsonl", "huggingface", "gsm8k"),
+    )
     name: str = setting(
         "",
         "task of reasoning_gym, or configuration of a data set id",
@@ -56,8 +59,8 @@ class DataSection(Section):
     system: str = setting("", "system turn put in front of rows that bring none; empty for none")
     split: str = setting(
         "train",
-        "split to read",
-        acts=when("kind", "huggingface", "gsm8k") & unlike("path", _FILE, "that is no data file"),
+        "split to read, or a slice of it: train, train[:100], test[50%:]; a file is all of train",
+        acts=when("kind", "jsonl", "huggingface", "gsm8k"),
     )
     limit: int | None = setting(None, "rows to generate, or to read from the start; null for all", ge=1)
     seed: int = setting(

@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.prompts.external import Gsm8k, HubDataset, ReasoningGym, Source
+from slipstream.prompts.external import ReasoningGym, Source
 from slipstream.prompts.generated import Arithmetic, SortDigits
-from slipstream.prompts.jsonl import JsonLines
+from slipstream.prompts.gsm8k import Gsm8k
 from slipstream.prompts.rows import Row, read_row
 from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.prompts.tables import open_files
 from slipstream.prompts.template import Template
 from slipstream.tokens import Tokenizer
 
@@ -95,10 +96,8 @@ def open_source(spec: DataSpec) -> Source:
     if spec.limit is not None and spec.limit < 1:
         raise UserError(f"data.limit: {spec.limit}", "give at least 1, or none for all rows")
     match spec.kind:
-        case "jsonl":
-            return JsonLines(spec.path, spec.limit)
-        case "huggingface":
-            return HubDataset(spec)
+        case "jsonl" | "huggingface":
+            return open_files(spec)
         case "reasoning_gym":
             return ReasoningGym(spec)
         case "gsm8k":

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slipstream.errors import UserError
-from slipstream.prompts.external import open_table, table_errors
+from slipstream.prompts.files import LINES, form_of
 from slipstream.prompts.jsonl import parse_line
 from slipstream.prompts.spec import DataSpec
+from slipstream.prompts.tables import open_table, table_errors
 
 Place = dict[str, Any]
 
@@ -35,6 +36,11 @@ def open_rows(spec: DataSpec) -> Rows:
         UserError: There is no such source, or it cannot be streamed.
     """
     if spec.kind == "jsonl":
+        if spec.split != "train" or form_of(Path(spec.path)) not in LINES or spec.path.endswith(".gz"):
+            raise UserError(
+                f"data.stream with data.path {spec.path!r} and data.split {spec.split!r}",
+                "stream one plain JSONL file as a whole, or set data.stream=false",
+            )
         return _Lines(spec.path)
     if spec.kind == "huggingface":
         return _Hub(spec)

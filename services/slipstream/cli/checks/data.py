@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.prompts.build import data_spec
+from slipstream.prompts.files import named_files
 from slipstream.prompts.fitting import row_faults
+from slipstream.prompts.jsonl import is_lines
 from slipstream.prompts.rows import read_row
 from slipstream.prompts.sets import open_source
 from slipstream.prompts.template import Template
@@ -70,11 +71,11 @@ def _readable(data: DataSection) -> bool:
 
 
 def _is_lines(data: DataSection) -> bool:
-    return data.kind == "jsonl" or (data.kind == "gsm8k" and data.path.endswith(".jsonl"))
+    return is_lines(data.kind, data.path)
 
 
 def _lacks(data: DataSection) -> bool:
-    return _is_lines(data) and bool(data.path) and not Path(data.path).expanduser().is_file()
+    return _is_lines(data) and bool(data.path) and not named_files(data.path)
 
 
 def _placed(line: str, name: str) -> str:
