@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from slipstream.config.local_paths import absolute
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
@@ -203,7 +204,7 @@ class RunFolder:
         before = Before(
             self.config.read_text(encoding="utf-8") if self.config.exists() else None, self._step_bytes()
         )
-        text = yaml.safe_dump(resolved(config), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(absolute(resolved(config)), sort_keys=False, allow_unicode=True)
         folder = self.path / "attempts" / f"{len(list((self.path / 'attempts').iterdir())):03d}"
         folder.mkdir()
         (folder / "config.yaml").write_text(text, encoding="utf-8")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
+from slipstream.literal import Literal, is_marked
 from slipstream.text import REPLACEMENT, repair
 
 
@@ -38,6 +39,20 @@ class Tokenizer:
         """Ids of each text, with exactly one BOS where this model wants one; nothing is cut off."""
         batch = self.hf(list(texts), add_special_tokens=False, truncation=False, padding=False, verbose=False)
         return [self._one_bos(list(ids)) for ids in batch["input_ids"]]
+
+    def encode_marked(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, of texts in which `literal.mark` may have marked what is no control token though it reads so.
+
+        Raises:
+            UserError: This tokenizer cannot tell the two apart.
+        """
+        plain = iter(self.encode([text for text in texts if not is_marked(text)] or [""]))
+        return [self._one_bos(self.literal.encode(text)) if is_marked(text) else next(plain) for text in texts]
+
+    @cached_property
+    def literal(self) -> Literal:
+        """What tells texts of control tokens from the tokens themselves."""
+        return Literal(self.hf, self.stop_ids)
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         bos = self.hf.bos_token_id
@@ -71,8 +86,12 @@ class Tokenizer:
         text = self.hf.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], go_on: bool = False
+    ) -> str:
         """Text of the messages by the model's own chat template, ending where the assistant's turn begins.
+
+        With `go_on` the last message is the beginning of that turn, and the text ends where it does.
 
         Raises:
             UserError: The tokenizer has no chat template, or the template refuses the messages.
@@ -84,11 +103,12 @@ class Tokenizer:
                 "data.template: chat, but the tokenizer has no chat template",
                 "set template to plain, chatml_no_system or a format string",
             )
+        turns = [dict(message) for message in messages]
         try:
             text = self.hf.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **options
+                turns, tokenize=False, add_generation_prompt=not go_on, continue_final_message=go_on, **options
             )
-        except TemplateError as error:
+        except (TemplateError, ValueError) as error:
             raise UserError(f"data.template: the chat template refuses the messages ({error})") from error
         return str(text)
 

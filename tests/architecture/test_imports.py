@@ -22,6 +22,7 @@ LIBRARIES = {
     "headers": {"msgspec"},
     "json_line": set(),
     "ledger": {"redis", "msgspec", "numpy"},
+    "literal": {"tokenizers"},
     "lifecycle": set(),
     "messages": {"msgspec", "numpy"},
     "models": {

@@ -121,18 +121,27 @@ def test_what_makes_the_rows_is_told_by_its_setting_before_they_are_read(checkpo
     assert told in str(caught.value)
 
 
-def test_a_file_of_rows_counts_by_its_content_and_not_by_its_place(checkpoint, tmp_path):
+def test_a_file_of_rows_does_not_count_by_its_place_or_length(checkpoint, tmp_path):
+    """Its rows are compared by the learner (tests/prompts/test_known_rows.py), for it may have grown."""
+
     def of(name, text):
         (tmp_path / name).write_text(text)
         return known_at_start(config_of(data={"kind": "jsonl", "path": str(tmp_path / name)}))
 
     sealed_with(checkpoint, of("a.jsonl", '{"prompt": "x"}\n'))
     refuse_changed(checkpoint, of("moved.jsonl", '{"prompt": "x"}\n'))
-    with pytest.raises(UserError) as caught:
-        refuse_changed(checkpoint, of("b.jsonl", '{"prompt": "other"}\n'))
-    assert "b.jsonl (20 bytes) and was " in str(caught.value)
-    with pytest.raises(UserError, match=r"data\.path \(.*a\.jsonl \(16 bytes\)\) does not hold what it did"):
-        refuse_changed(checkpoint, of("a.jsonl", '{"prompt": "y"}\n'))
+    refuse_changed(checkpoint, of("a.jsonl", '{"prompt": "x"}\n{"prompt": "y"}\n'))
+
+
+def test_a_reward_s_file_counts_by_its_content_wherever_it_lies(checkpoint, tmp_path):
+    def of(folder):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text("def score(completion):\n    return 1.0\n")
+        use = f"{tmp_path}/{folder}/mine.py:score"
+        return known_at_start(config_of(reward={"functions": [{"use": use}]}))
+
+    sealed_with(checkpoint, of("here"))
+    refuse_changed(checkpoint, of("there"))
 
 
 def test_only_the_newest_checkpoint_that_is_sealed_counts(checkpoint, model):

@@ -163,7 +163,7 @@ def test_prompts_with_ids_that_the_model_lacks_are_refused_with_their_rows(token
     path = jsonl([{"prompt": "ab"}, {"prompt": "a<|im_start|>"}, {"prompt": "<|im_end|>b"}])
     beyond = tokenizer.hf.convert_tokens_to_ids("<|im_start|>")
     budget = LengthBudget(context=4096, max_new_tokens=8, vocabulary=beyond)
-    prompts, _ = load(path, tokenizer, budget)
+    prompts, _ = load(path, tokenizer, budget, control_tokens=True)
     assert texts(prompts) == ["ab"]
     assert f"2 refused for ids outside the model's vocabulary of {beyond} (1, 2)" in str(prompts.report)
     with pytest.raises(

@@ -74,7 +74,7 @@ def test_template_options_reach_the_chat_template(make_tokenizer):
         ({"prompt": " "}, {}, "row 0: the prompt is empty"),
         ({"prompt": 3}, {}, "row 0: the prompt is a int"),
         ({"prompt": [{"role": "user"}]}, {}, "a message without role and text"),
-        ({"prompt": [{"role": "assistant", "content": "a"}]}, {}, "end with the assistant"),
+        ({"prompt": [{"role": "assistant", "content": "a"}]}, {}, "no message before the assistant"),
         (
             {"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
             {"template": "plain"},

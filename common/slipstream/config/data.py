@@ -48,7 +48,11 @@ class DataSection(Section):
         acts=when("kind", "reasoning_gym", "huggingface", "gsm8k"),
     )
     options: dict[str, Any] = setting({}, "further options of the source, by its own names", acts=_GENERATED)
-    columns: dict[str, str] = setting({}, "our column name -> the row's; names not given are taken as they are")
+    columns: dict[str, str] = setting(
+        {},
+        "our column name -> the row's, or a place in one (reward_model.ground_truth, messages.-1.content), JSON text "
+        "too; names not given are taken as they are",
+    )
     user_turn: str = setting("{prompt}", "format string over the row's columns for the user's turn")
     template: str = setting(
         "chat", "chat, chatml_no_system, plain, or a format string with {prompt}; applied once, one BOS"
@@ -57,6 +61,13 @@ class DataSection(Section):
         {}, "extra variables of the chat template", acts=when("template", "chat")
     )
     system: str = setting("", "system turn put in front of rows that bring none; empty for none")
+    final_assistant: Literal["drop", "prefill"] = setting(
+        "drop",
+        "a row whose messages end with the assistant's turn: drop leaves that turn out, prefill goes on from it",
+    )
+    control_tokens: bool = setting(
+        False, "read the text of a control token in a row, such as <|im_end|>, as the token; else it is text"
+    )
     split: str = setting(
         "train",
         "split to read, or a slice of it: train, train[:100], test[50%:]; a file is all of train",

@@ -46,7 +46,8 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     attempt has until its group is scored, and again until it is stored. A group is trained on in `reuse` steps.
     `max_groups` and `max_bytes` (0: none) bound what is open and what is stored, by admitting less. `vocabulary`
     and `positions` (0: not known) are the model's: ids that it knows, and tokens that it was made for. `release`
-    ('': not known) is the build that opened the run, or took it up last.
+    ('': not known) is the build that opened the run, or took it up last. `source_rows` (0: all) are the rows that the
+    training source had when the run began: what came since is no part of it.
     """
 
     run_id: str
@@ -66,6 +67,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int = 0
     positions: int = 0
     release: str = ""
+    source_rows: int = 0
 
     def __post_init__(self) -> None:
         for name, value, least in [
@@ -81,6 +83,7 @@ class RunTerms(msgspec.Struct, frozen=True, kw_only=True):
             ("max_bytes", self.max_bytes, 0),
             ("vocabulary", self.vocabulary, 0),
             ("positions", self.positions, 0),
+            ("source_rows", self.source_rows, 0),
         ]:
             if value < least:
                 raise UserError(f"{name} is {value}", f"it must be at least {least}")

@@ -21,8 +21,12 @@ from slipstream.tokens import Tokenizer
 STREAM = "stream.json"
 
 
-def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[PromptSet, dict[str, PromptSet]]:
+def build_prompts(
+    config: Config, tokenizer: Tokenizer, model: Path, rows: int | None = None
+) -> tuple[PromptSet, dict[str, PromptSet]]:
     """The training set, and the evaluation sets by name (`holdout` among them if some are held out).
+
+    `rows` bounds what is read of the training source: those that it had when the run began.
 
     Raises:
         UserError: A source cannot be read, a set would be empty, or some reward cannot score some row.
@@ -34,7 +38,7 @@ def build_prompts(config: Config, tokenizer: Tokenizer, model: Path) -> tuple[Pr
     )
     sets = {name: data_spec(section) for name, section in config.evaluation.sets.items()}
     spec = data_spec(config.data, config.data.holdout)
-    prompts, evaluations = load_prompts(spec, tokenizer, budget, sets, row_faults(config))
+    prompts, evaluations = load_prompts(spec, tokenizer, budget, sets, row_faults(config), rows)
     if config.data.stream and config.run.name is not None:
         _take_up(prompts, RunFolder.of(config))
     return prompts, evaluations

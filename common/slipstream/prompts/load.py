@@ -21,6 +21,7 @@ from slipstream.rewards.inputs import RowFaults
 from slipstream.tokens import Tokenizer
 
 _DIGEST_BYTES = 16
+_KEPT_BYTES = 8  # of each row's, to find the one that differs once the fingerprints do
 
 
 def load_prompts(
@@ -29,11 +30,13 @@ def load_prompts(
     budget: LengthBudget,
     evals: Mapping[str, DataSpec] | None = None,
     faults: RowFaults | None = None,
+    rows: int | None = None,
 ) -> tuple[PromptSet, dict[str, PromptSet]]:
     """The training set and the named evaluation sets; with `eval_size`, one of these is `holdout`.
 
-    No question of any evaluation set is left in training. `faults` hears of every row; a stream, which is not read
-    through, passes over those that it finds wanting.
+    No question of any evaluation set is left in training. `rows` bounds what is read of the training source, for a
+    run that began when it had no more. `faults` hears of every row; a stream, which is not read through, passes over
+    those that it finds wanting.
 
     Raises:
         UserError: A source cannot be read, a row is broken, a set would be empty, or some reward cannot score some
@@ -57,6 +60,8 @@ def load_prompts(
 
         faults.refuse()
         return StreamedPrompts(train, tokenizer, budget, taken, faults), sets
+    if rows is not None:
+        train = replace(train, limit=min(rows, train.limit or rows))
     trained, holdout = _split(train, tokenizer, budget, taken, faults, all_eval=False)
     faults.refuse()
     return trained, {"holdout": holdout, **sets} if train.eval_size else sets
@@ -103,9 +108,11 @@ def _split(
 
 def _scan(reader: Reader, faults: RowFaults) -> _Scan:
     scan = _Scan(array("Q"), array("Q"), bytearray(), LoadReport())
-    for number, row, ids in reader.rows():
+    for number, row, ids, literal in reader.rows():
         scan.report.rows += 1
         scan.report.repaired += row.repaired
+        scan.report.literal += literal
+        scan.report.dropped += row.dropped
         if (reason := reader.refusal(ids)) is not None:
             scan.report.refuse(str(row.columns.get("id", number)), reason)
             continue
@@ -148,8 +155,10 @@ def _row_digest(row: Row) -> bytes:
 
 def _subset(reader: Reader, scan: _Scan, places: array[int], keys: frozenset[int]) -> PromptSet:
     digest = sha256(json.dumps(reader.identity, sort_keys=True).encode())
-    rows = array("Q")
+    rows, digests = array("Q"), bytearray()
     for place in places:
         rows.append(scan.rows[place])
-        digest.update(scan.digests[place * _DIGEST_BYTES : (place + 1) * _DIGEST_BYTES])
-    return PromptSet(reader, rows, digest.hexdigest(), scan.report, keys)
+        own = scan.digests[place * _DIGEST_BYTES : (place + 1) * _DIGEST_BYTES]
+        digest.update(own)
+        digests += own[:_KEPT_BYTES]
+    return PromptSet(reader, rows, digest.hexdigest(), scan.report, keys, bytes(digests))

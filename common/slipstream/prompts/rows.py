@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from hashlib import blake2b
 from typing import Any
 
 from slipstream.errors import UserError
+from slipstream.prompts.conversation import Message, messages_of
 from slipstream.prompts.spec import DataSpec
 from slipstream.text import repair
 
-Message = dict[str, str]
 _INT64 = range(-(2**63), 2**63)
+_NUMBER = re.compile(r"-?\d+")
+_CONVERSATIONS = ("messages", "conversations")  # names under which a prompt goes, too
 
 
 @dataclass(slots=True)
@@ -27,11 +30,13 @@ class Row:
         question: What the row's prompt column says: one text, or chat messages.
         columns: All other columns, for rewards and format strings.
         repaired: Whether a lone surrogate had to be replaced.
+        dropped: Whether turns of the assistant at the end were left out.
     """
 
     question: str | list[Message]
     columns: dict[str, Any]
     repaired: bool
+    dropped: bool = False
 
 
 def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
@@ -63,12 +68,15 @@ def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
 
     columns = plain(_mapped(raw, spec.columns, label))
     _refuse_not_finite(columns, label)
-    if "prompt" not in columns and "messages" in columns:
-        columns["prompt"] = columns.pop("messages")
+    for name in _CONVERSATIONS:
+        if "prompt" not in columns and name in columns:
+            columns["prompt"] = columns.pop(name)
     if "prompt" not in columns:
         have = ", ".join(raw) or "none"
         raise UserError(f"{label}: no prompt; its columns are {have}", "map one: data.columns.prompt=NAME")
-    return Row(_question(columns.pop("prompt"), label), columns, repaired)
+    asked = _question(columns.pop("prompt"), label)
+    question = asked if spec.final_assistant == "prefill" else _without_answer(asked, label)
+    return Row(question, columns, repaired, dropped=len(question) < len(asked))
 
 
 def question_key(question: str | list[Message]) -> int:
@@ -79,12 +87,44 @@ def question_key(question: str | list[Message]) -> int:
 
 
 def _mapped(raw: Mapping[str, Any], mapping: Mapping[str, str], label: str) -> dict[str, Any]:
-    for ours, theirs in mapping.items():
-        if theirs not in raw:
-            have = ", ".join(raw) or "none"
-            raise UserError(f"{label}: data.columns.{ours}={theirs}, but its columns are {have}", "map another")
     # both names stay, so that a reward may read a column by the one that its author knew
-    return {**raw, **{ours: raw[theirs] for ours, theirs in mapping.items()}}
+    return {**raw, **{ours: _reached(raw, ours, theirs, label) for ours, theirs in mapping.items()}}
+
+
+def _reached(raw: Mapping[str, Any], ours: str, theirs: str, label: str) -> Any:
+    """A column by its name, or what lies inside one: `reward_model.ground_truth`, `messages.-1.content`."""
+    if theirs in raw:
+        return raw[theirs]
+    value: Any = raw
+    for depth, key in enumerate(steps := theirs.split(".")):
+        value = _opened(value)
+        if isinstance(value, Mapping) and key in value:
+            value = value[key]
+        elif (
+            isinstance(value, list | tuple) and _NUMBER.fullmatch(key) and -len(value) <= int(key) < len(value)
+        ):
+            value = value[int(key)]
+        else:
+            place = f"{'.'.join(steps[:depth])!r} holds" if depth else "its columns are"
+            raise UserError(f"{label}: data.columns.{ours}={theirs}, but {place} {_told(value)}", "map another")
+    return value
+
+
+def _opened(value: Any) -> Any:
+    """What a text holds if it is JSON of an object or a list; else the value itself."""
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return found if isinstance(found, dict | list) else value
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(map(str, value)) or "none"
+    return f"{len(value)} items" if isinstance(value, list | tuple) else f"a {type(value).__name__}"
 
 
 def _refuse_not_finite(columns: Mapping[str, Any], label: str) -> None:
@@ -114,12 +154,16 @@ def _question(prompt: Any, label: str) -> str | list[Message]:
         raise UserError(
             f"{label}: the prompt is a {type(prompt).__name__}", "give a text or a list of chat messages"
         )
-    for message in prompt:
-        well_formed = isinstance(message, dict) and isinstance(message.get("role"), str)
-        if not well_formed or not isinstance(message.get("content"), str):
-            raise UserError(
-                f"{label}: a message without role and text", 'write {"role": "user", "content": "…"}'
-            )
-    if prompt[-1]["role"] == "assistant":
-        raise UserError(f"{label}: the messages end with the assistant's turn", "end them with the user's")
-    return prompt
+    return messages_of(prompt, label)
+
+
+def _without_answer(question: str | list[Message], label: str) -> str | list[Message]:
+    """The messages up to where the model's turn begins: data sets of dialogues end with the answer."""
+    end = len(question)
+    while isinstance(question, list) and end and question[end - 1]["role"] == "assistant":
+        end -= 1
+    if not end or (isinstance(question, list) and question[end - 1]["role"] == "system"):
+        raise UserError(
+            f"{label}: no message before the assistant's turn", "give the row a user's turn or remove it"
+        )
+    return question[:end]

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from slipstream.errors import UserError
+from slipstream.literal import is_marked
 from slipstream.prompts.external import ReasoningGym, Source
 from slipstream.prompts.generated import Arithmetic, SortDigits
 from slipstream.prompts.gsm8k import Gsm8k
@@ -54,6 +55,8 @@ class LoadReport:
         refused_ids: The first three of them: the row's `id` column, or its place in the source.
         reasons: For each reason how many there were, and the first three.
         repaired: Rows whose text held a lone surrogate, replaced by U+FFFD.
+        literal: Rows that hold the text of a control token, which is read as text.
+        dropped: Rows whose last turn, the assistant's, is left out.
         unfit: Rows of a stream that some reward cannot score, passed over.
         held_out: Rows left out of training because an evaluation set asks their question.
         longest: Tokens of the longest prompt that was kept.
@@ -64,6 +67,8 @@ class LoadReport:
     refused_ids: list[str] = field(default_factory=list)
     reasons: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
     repaired: int = 0
+    literal: int = 0
+    dropped: int = 0
     unfit: int = 0
     held_out: int = 0
     longest: int = 0
@@ -80,6 +85,10 @@ class LoadReport:
         parts += [f"{n} refused {reason} ({', '.join(names)})" for reason, (n, names) in self.reasons.items()]
         if self.repaired:
             parts.append(f"{self.repaired} with repaired text")
+        if self.literal:
+            parts.append(f"{self.literal} with the text of a control token, read as text (data.control_tokens)")
+        if self.dropped:
+            parts.append(f"{self.dropped} without the assistant's turn at their end (data.final_assistant)")
         if self.unfit:
             parts.append(f"{self.unfit} passed over that a reward cannot score")
         if self.held_out:
@@ -115,6 +124,10 @@ class Reader:
         self._spec = spec
         self.identity = [spec.template, spec.user_turn, spec.system, dict(spec.template_options)]
         self.identity.append(tokenizer.identity)
+        # named only where they are not as they were before there was a choice: the fingerprint stays what it was
+        self.identity += ["control_tokens"] * spec.control_tokens + ["prefill"] * (
+            spec.final_assistant == "prefill"
+        )
         self._tokenizer = tokenizer
         self._budget = budget
         self._template = Template(spec, tokenizer)
@@ -133,13 +146,13 @@ class Reader:
         row = read_row(raw, self._spec, label)
         return row, self._template.render(row, label)
 
-    def rows(self) -> Iterator[tuple[int, Row, list[int]]]:
-        """(number, row, prompt ids) of every row, encoded in batches."""
+    def rows(self) -> Iterator[tuple[int, Row, list[int], bool]]:
+        """(number, row, prompt ids, whether some text in it only reads like a control token) of every row."""
         for start in range(0, len(self.source), _BATCH):
             batch = [self.row(n) for n in range(start, min(start + _BATCH, len(self.source)))]
-            encoded = self._tokenizer.encode([text for _, text in batch])
-            for offset, ((row, _), ids) in enumerate(zip(batch, encoded, strict=True)):
-                yield start + offset, row, ids
+            encoded = self._tokenizer.encode_marked([text for _, text in batch])
+            for offset, ((row, text), ids) in enumerate(zip(batch, encoded, strict=True)):
+                yield start + offset, row, ids, is_marked(text)
 
     def refusal(self, ids: list[int]) -> str | None:
         """Why a prompt of these ids is refused; None where it is not."""
@@ -152,9 +165,10 @@ class Reader:
 
     def made(self, row: Row, text: str, index: int) -> Prompt | str:
         """The prompt made of a row that was read, or the reason for which it is refused."""
-        ids = self._tokenizer.encode([text])[0]
+        ids = self._tokenizer.encode_marked([text])[0]
         if (refusal := self.refusal(ids)) is not None:
             return refusal
+        text = self._tokenizer.literal.unmark(text)
         return Prompt(index, text, tuple(ids), row.columns, self._budget.room(len(ids)) or 0)
 
 
@@ -166,19 +180,37 @@ class PromptSet:
             does not depend on `max_new_tokens`, unless that changes which rows are kept.
         report: What happened to the rows at load.
         keys: Question hashes of the set; empty unless it is an evaluation set.
+        source_rows: Rows of the source that were read; 0 for a stream.
         shuffled: Whether each epoch has an order of its own.
     """
 
     shuffled = True
 
     def __init__(
-        self, reader: Reader, rows: array[int], fingerprint: str, report: LoadReport, keys: frozenset[int]
+        self,
+        reader: Reader,
+        rows: array[int],
+        fingerprint: str,
+        report: LoadReport,
+        keys: frozenset[int],
+        digests: bytes = b"",
     ) -> None:
         self._reader = reader
         self._rows = rows
         self.fingerprint = fingerprint
         self.report = report
         self.keys = keys
+        self.source_rows = report.rows
+        self._digests = digests
+
+    def digests(self) -> dict[int, bytes]:
+        """For the number of each row in its source, a digest of what it says."""
+        size = len(self._digests) // max(1, len(self._rows))
+        return {row: self._digests[at * size : (at + 1) * size] for at, row in enumerate(self._rows)}
+
+    def label(self, row: int) -> str:
+        """Name of a row of the source in messages."""
+        return self._reader.source.label(row)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -24,7 +24,10 @@ class DataSpec:
             `{prompt}` (the user's turn) or other columns.
         template_options: Extra variables of the chat template, such as `{"enable_thinking": False}`.
         system: System turn put in front of rows that bring none; empty for none.
-        split: Split of a datasets source.
+        final_assistant: Of a row whose messages end with the assistant's turn: `drop` that turn, or `prefill`, which
+            lets the completion go on from it.
+        control_tokens: Read the texts of control tokens in rows as these; else they are text like any other.
+        split: Split of a source of rows, or a slice of it.
         limit: Rows to generate, or to read from the start; None for all there are.
         eval_size: Distinct questions to hold out.
         seed: Seed of generated rows and of the hold-out.
@@ -40,6 +43,8 @@ class DataSpec:
     template: str = "chat"
     template_options: Mapping[str, Any] = field(default_factory=dict)
     system: str = ""
+    final_assistant: Literal["drop", "prefill"] = "drop"
+    control_tokens: bool = False
     split: str = "train"
     limit: int | None = None
     eval_size: int = 0

@@ -21,6 +21,7 @@ from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from slipstream.errors import UserError
+from slipstream.literal import is_marked
 from slipstream.prompts.rows import question_key
 from slipstream.prompts.sets import LoadReport, Prompt, PromptSet, Reader
 from slipstream.prompts.spec import DataSpec, LengthBudget
@@ -68,6 +69,7 @@ class StreamedPrompts(PromptSet):
             )
         self.report = LoadReport(longest=budget.context)
         self.keys = frozenset()
+        self.source_rows = 0
         self._size = spec.limit
         reader = Reader(spec, tokenizer, budget)
         self._draw = _Draw(open_rows(spec), reader, excluded, self.report, faults or RowFaults({}))
@@ -163,6 +165,8 @@ class _Draw(IterableDataset[Prompt]):
     def _usable(self, raw: dict[str, Any], label: str, index: int) -> Prompt | None:
         row, text = self._reader.read(raw, label)
         self._report.rows += 1
+        self._report.literal += is_marked(text)
+        self._report.dropped += row.dropped
         if self._excluded and question_key(row.question) in self._excluded:
             self._report.held_out += 1
             return None

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.prompts.rows import Message, Row
+from slipstream.prompts.conversation import Message
+from slipstream.prompts.rows import Row
 from slipstream.prompts.spec import DataSpec
 from slipstream.text import repair
 from slipstream.tokens import Tokenizer
@@ -48,37 +49,46 @@ class Template:
             self.render(row, label)
 
     def render(self, row: Row, label: str) -> str:
-        """The prompt's text, up to where the model begins to write.
+        """The prompt's text, up to where the model begins to write; marked where a row's text reads like a control
+        token and is none (`Tokenizer.literal`).
 
         Raises:
             UserError: A format string names a column that the row lacks, or the template takes no messages.
         """
         messages = self._messages(row, label)
+        go_on = messages[-1]["role"] == "assistant"
         if self._spec.template == "chat":
             assert self._tokenizer is not None
-            return repair(self._tokenizer.chat(messages, self._spec.template_options))
+            return repair(self._tokenizer.chat(messages, self._spec.template_options, go_on))
         if self._spec.template == "chatml_no_system":
             turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
-            return "".join(turns) + "<|im_start|>assistant\n"
+            text = "".join(turns)
+            return text.removesuffix("<|im_end|>\n") if go_on else text + "<|im_start|>assistant\n"
         texts = [message["content"] for message in messages if message["role"] != "system"]
-        if len(texts) != 1 or (isinstance(row.question, list) and len(row.question) != 1):
+        if len(texts) != 1 or go_on or (isinstance(row.question, list) and len(row.question) != 1):
             raise UserError(
                 f"{label}: {len(messages)} messages", "data.template: use chat for rows of messages"
             )
         if not self._custom:
-            return texts[0]
-        fields = {**row.columns, "prompt": texts[0], "system": self._spec.system}
+            return str(texts[0])
+        fields = {**self._marked(row.columns), "prompt": texts[0], "system": self._marked(self._spec.system)}
         return _fill("data.template", self._spec.template, fields, label)
 
     def _messages(self, row: Row, label: str) -> list[Message]:
         given = [{"role": "user", "content": row.question}] if isinstance(row.question, str) else row.question
         messages = [dict(message) for message in given]
         if self._spec.user_turn != "{prompt}":
-            fields = {**row.columns, "prompt": messages[-1]["content"]}
-            messages[-1]["content"] = _fill("data.user_turn", self._spec.user_turn, fields, label)
+            asked = next((m for m in reversed(messages) if m["role"] == "user"), messages[-1])
+            fields = {**row.columns, "prompt": asked["content"]}
+            asked["content"] = _fill("data.user_turn", self._spec.user_turn, fields, label)
         if self._spec.system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._spec.system})
-        return messages
+        return [{**self._marked(message), "role": message["role"]} for message in messages]
+
+    def _marked(self, value: Any) -> Any:
+        if self._tokenizer is None or self._spec.control_tokens:
+            return value
+        return self._tokenizer.literal.mark(value)
 
 
 def _fill(setting: str, text: str, fields: Mapping[str, Any], label: str) -> str:

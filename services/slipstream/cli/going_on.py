@@ -8,6 +8,7 @@ from typing import Any
 
 from slipstream.checkpoint.files import MARKER, step_of
 from slipstream.config.load import load_recorded
+from slipstream.config.local_paths import absolute
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
@@ -103,7 +104,7 @@ def tell_going_on(
         )
     else:
         log.info("going on with run %s %s", folder.name, place)
-    changed = list(_changes(resolved(before), resolved(config)))
+    changed = list(_changes(absolute(resolved(before)), absolute(resolved(config))))
     if changed:
         more = f"; and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
         log.warning("changed since its last attempt: %s%s", "; ".join(changed[:_SHOWN]), more)

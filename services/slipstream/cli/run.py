@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -47,11 +48,14 @@ def resume(options: argparse.Namespace) -> int:
             "objective.recipe cannot change in a run that goes on",
             f"begin a new run with its weights: run.name=NEW learner.start_from={folder}",
         )
-    config, warnings = load_recorded(folder / "config.yaml", options.overrides)
-    if RunFolder.of(config).path.resolve() != folder.resolve():
+    place = folder.resolve()
+    # it may have been moved since it was recorded
+    moved = [f"run.root={json.dumps(str(place.parent))}"]
+    config, warnings = load_recorded(folder / "config.yaml", [*moved, *options.overrides])
+    if RunFolder.of(config).path.resolve() != place:
         raise UserError(
-            f"{folder} was recorded as {RunFolder.of(config).path}",
-            "move it back, or set run.root and run.name",
+            f"{folder} was recorded as run {config.run.name}",
+            f"give its folder that name back: a run's ledger knows it as {config.run.name}",
         )
     return _supervise(config, warnings, "resume", options.back)
 

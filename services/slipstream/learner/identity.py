@@ -34,7 +34,6 @@ IDENTITY = "identity.json"
 ACCEPTED = "accepted changes"
 NO_REFERENCE = "none"
 DESCRIBED = "described"
-_SAMPLE_BYTES = 8 << 20
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -68,27 +67,16 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def _data(config: Config) -> dict[str, Any]:
-    """The settings that make the training rows, but for the place of a file: its content counts."""
+    """The settings that make the training rows, but for the place of a file: its rows count, and they are compared
+    by the learner (`prompts.known_rows`), for a file may grow under a run."""
     look = lookup(config, "data", {})
     fields = {n: f for n, f in type(config.data).model_fields.items() if n != "path" or not _is_file(config)}
     acting = [n for n, field in fields.items() if (c := condition_of(field)) is None or c.holds(look)]
-    found = {f"data.{name}": getattr(config.data, name) for name in acting}
-    return found | ({"data.path": _sampled(Path(config.data.path).expanduser())} if _is_file(config) else {})
+    return {f"data.{name}": getattr(config.data, name) for name in acting}
 
 
 def _is_file(config: Config) -> bool:
-    return Path(config.data.path or ".").expanduser().is_file()
-
-
-def _sampled(path: Path) -> str:
-    """Digest of a file's size, beginning and end, which is quick however large it is; all rows are compared later."""
-    digest, size = xxhash.xxh3_128(), path.stat().st_size
-    digest.update(str(size).encode())
-    with path.open("rb") as file:
-        for start in (0, max(0, size - _SAMPLE_BYTES)):
-            file.seek(start)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
+    return Path(config.data.path or ".").expanduser().exists()
 
 
 def described(config: Config, prompts: int | None = None) -> dict[str, str]:
@@ -114,6 +102,7 @@ def _reward(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {"reward.functions": [each.component for each in config.reward.functions]}
     for index, each in enumerate(config.reward.functions):
         own = each.model_dump(mode="json", exclude={"name", "timeout_seconds", "memory_mb"})
+        own["use"] = each.use.rpartition("/")[2]  # a file counts by its content, wherever it lies
         digest = source_digest(each.use)
         own |= {} if digest is None else {"source": digest}
         found |= {f"reward.functions.{index}.{name}": value for name, value in own.items()}

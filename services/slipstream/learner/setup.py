@@ -27,7 +27,7 @@ from slipstream.lifecycle.site import Site, open_site
 from slipstream.models.architecture import positions, read_architecture, vocabulary
 from slipstream.models.joined import refuse_other_names
 from slipstream.models.resolve import resolve
-from slipstream.prompts.build import build_prompts
+from slipstream.prompts.known_rows import prompts_of_run
 from slipstream.prompts.sets import PromptSet
 from slipstream.provenance import release
 from slipstream.run_folder import RunFolder
@@ -81,7 +81,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
     site = await open_site(config, name, "learner", metrics, life, stack)
     model = await asyncio.to_thread(resolve, config.model.source)
     tokenizer = await asyncio.to_thread(load_tokenizer, str(model))
-    prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, model)
+    prompts, evaluations = await asyncio.to_thread(prompts_of_run, config, tokenizer, model)
     _tell_refused({"data": prompts, **evaluations})
     reference = await asyncio.to_thread(reference_digest, config, model)
     identity = identity_of(config, prompts.fingerprint, model, reference, len(prompts))
@@ -124,9 +124,9 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
 
 
 def _tell_refused(sets: Mapping[str, PromptSet]) -> None:
-    """Say which rows are left out; every process leaves out the same, and this one says so."""
+    """Say which rows are left out or not read as they stand; every process does the same, and this one says so."""
     for name, each in sets.items():
-        if each.report.refused:
+        if each.report.refused or each.report.literal or each.report.dropped:
             log.warning("%s: %s", name, each.report)
 
 
@@ -168,4 +168,5 @@ def run_terms(parts: Parts) -> RunTerms:
         vocabulary=vocabulary(described) or 0,
         positions=positions(described) or 0,
         release=release(),
+        source_rows=prompts.source_rows,
     )

@@ -62,6 +62,9 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     await engine.start()
     stack.push_async_callback(engine.close)
     run = await site.ledger.state(wait_s=OPEN_SECONDS)
+    if 0 < run.terms.source_rows < prompts.source_rows:  # rows were added since the run began
+        rows = run.terms.source_rows
+        prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, folder, rows)
     if run.terms.dataset_fingerprint != prompts.fingerprint:
         raise UserError(
             "data: these prompts are not those of the run", "give every role the same data and model"
