@@ -113,3 +113,12 @@ def test_importing_tokens_and_prompts_loads_no_heavy_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_sentencepiece_model_alone_asks_for_its_package(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0b\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.setattr("slipstream.tokens.find_spec", lambda package: None)
+    with pytest.raises(UserError, match=r"SentencePiece .* pip install 'slipstream\[sentencepiece\]'"):
+        load_tokenizer(str(tmp_path))

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,23 @@ def load_tokenizer(name: str) -> Tokenizer:
 
     try:
         hf = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
+        if (Path(name) / "tokenizer.model").is_file() and not _installed("sentencepiece"):
+            raise UserError(
+                f"model.source: {name!r} has a SentencePiece tokenizer (tokenizer.model) and no tokenizer.json, and "
+                "sentencepiece is not installed",
+                "pip install 'slipstream[sentencepiece]'",
+            ) from error
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"model.source: no tokenizer at {name!r} ({first})",
             "give a local model folder or a reachable model id",
         ) from error
     return Tokenizer(hf, stop_ids=_stop_ids(name, hf))
+
+
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def _stop_ids(name: str, hf: Any) -> set[int]:
