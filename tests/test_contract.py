@@ -123,9 +123,9 @@ def test_a_completion_longer_than_any_is_refused():
 
 
 def test_as_many_components_as_rewards_may_return_are_taken_and_no_more():
-    most = {f"math.{'x' * 61}{number:03}": 1.0 for number in range(2 * (1 + MAX_COMPONENTS))}
+    most = {f"math.{'x' * 61}{number:03}": 1.0 for number in range(2 * (1 + 2 * MAX_COMPONENTS))}
     Contract(TERMS).check(group(samples=sample(components=most)), arrays(), scored=True)
-    with pytest.raises(MessageError, match=r"samples\[0\].components: 131, at most 130"):
+    with pytest.raises(MessageError, match=r"samples\[0\].components: 259, at most 258"):
         Contract(TERMS).check(group(samples=sample(components={**most, "math": 1.0})), arrays(), scored=True)
 
 

@@ -36,7 +36,7 @@ class GroupTerms:
         completion: Most tokens of one completion.
         group_size: Samples of a training group; an evaluation item has one.
         head: How many likeliest tokens go with each sampled one of a training group.
-        rewards: Names of the reward functions; a component is one of them, or `function.part`.
+        rewards: Names of the reward functions; components are these and `function.part`, metrics `function/name`.
     """
 
     run: str | None
@@ -53,8 +53,8 @@ class Contract:
 
     def __init__(self, terms: GroupTerms) -> None:
         self.terms = terms
-        self._parts = tuple(f"{name}." for name in terms.rewards)
-        self._most = len(terms.rewards) * (1 + MAX_COMPONENTS)
+        self._parts = tuple(f"{name}{mark}" for name in terms.rewards for mark in "./")
+        self._most = len(terms.rewards) * (1 + 2 * MAX_COMPONENTS)
 
     def read(self, frames: Frames, *, scored: bool) -> tuple[Group, GroupArrays]:
         """The group of these frames; the arrays are views on them.

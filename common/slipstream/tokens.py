@@ -109,8 +109,14 @@ class Tokenizer:
             text = self.hf.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=not go_on, continue_final_message=go_on, **options
             )
-        except (TemplateError, ValueError) as error:
-            raise UserError(f"data.template: the chat template refuses the messages ({error})") from error
+        except (TemplateError, ValueError, TypeError) as error:
+            roles = {str(turn.get("role")) for turn in turns}
+            mend = (
+                "take the system turn out of the row, or set data.template=chatml_no_system"
+                if "system" in roles and "system" in str(error).lower()
+                else ""
+            )
+            raise UserError(f"data.template: the chat template refuses the messages ({error})", mend) from error
         return str(text)
 
     @cached_property

@@ -288,3 +288,17 @@ def test_experts_that_a_version_joins_are_refused_where_the_engine_knows_only_th
     if code:
         assert name in (said := capsys.readouterr().err)
         assert "set rollout.engine.kind=transformers" in said
+
+
+@pytest.mark.process
+def test_a_function_that_fails_on_the_first_row_is_told_before_a_run_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.py").write_text(
+        "def has(completions, **rest):\n    return [float('1' in each[0]['content']) for each in completions]\n"
+    )
+    changes = ["reward.functions=[{use: 'chat.py:has'}]", "run.steps=1"]
+    assert main(["up", "tiny-sorter", *changes]) == EXIT_USER
+    said = capsys.readouterr().err
+    assert "a trial call with the first row" in said
+    assert "set the reward's `completions: messages` for lists of messages" in said
+    assert not (tmp_path / "runs").exists()

@@ -104,3 +104,18 @@ def test_the_report_says_what_was_read_as_text_and_left_out(tokenizer, jsonl):
     report = str(load_prompts(DataSpec(kind="jsonl", path=path), tokenizer, WIDE)[0].report)
     assert "1 with the text of a control token, read as text (data.control_tokens)" in report
     assert "1 without the assistant's turn at their end (data.final_assistant)" in report
+
+
+def test_a_template_that_refuses_a_turn_names_the_row_and_the_mend(make_tokenizer, jsonl):
+    template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    )
+    rows = [{"messages": [{"role": "system", "content": "S"}, user("q")]}]
+    with pytest.raises(UserError, match=r"rows\.jsonl:1: data\.template: .*System role .*chatml_no_system"):
+        load_prompts(DataSpec(kind="jsonl", path=jsonl(rows)), make_tokenizer(template), WIDE)
+
+
+def test_options_that_are_not_the_template_s_own_are_refused(tokenizer, jsonl):
+    spec = DataSpec(kind="jsonl", path=jsonl([{"prompt": "q"}]), template_options={"tokenize": True})
+    with pytest.raises(UserError, match=r"data\.template_options\.tokenize: is set by slipstream"):
+        load_prompts(spec, tokenizer, WIDE)

@@ -46,7 +46,7 @@ class FakeLedger:
 class FakeScorers:
     """Scores by text: a number is its reward, anything else cannot be scored."""
 
-    async def score_group(self, prompt, texts, columns):
+    async def score_group(self, prompt, texts, columns, beside):
         return [
             Scored(float(text), {"f": float(text)})
             if text.isdigit()

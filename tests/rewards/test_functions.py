@@ -108,14 +108,35 @@ def test_a_sample_function_sees_the_completion_only() -> None:
         (None, Outcome(status="not_applicable")),
         (math.nan, Outcome(status="nonfinite", detail="returned nan")),
         (-math.inf, Outcome(status="nonfinite", detail="returned -inf")),
-        ({"a": 1.0, "b": None, "c": 0.5}, Outcome(value=1.5, components={"a": 1.0, "b": None, "c": 0.5})),
-        ({"a": math.nan}, Outcome(status="nonfinite", detail="a: returned nan")),
-        ({}, Outcome(status="not_applicable")),
+        ({"score": 1.0, "acc": True}, Outcome(value=1.0, metrics={"acc": 1.0})),
+        ({"score": 1.0, "pred": "4"}, Outcome(value=1.0)),
+        ({"reward": 0, "tokens": 7, "score_of": None}, Outcome(value=0.0, metrics={"tokens": 7.0})),
+        ({"score": None, "acc": 1}, Outcome(metrics={"acc": 1.0}, status="not_applicable")),
+        ({"score": math.nan}, Outcome(status="nonfinite", detail="returned nan")),
     ],
 )
 def test_what_a_function_returned_becomes_an_outcome(returned: Any, outcome: Outcome) -> None:
     """Case 5: NaN and infinities are no reward; Case 6: nothing at all isn't 0."""
     assert outcome_of(returned) == outcome
+
+
+@pytest.mark.parametrize(
+    ("returned", "outcome"),
+    [
+        ({"a": 1.0, "b": None, "c": 0.5}, Outcome(value=1.5, components={"a": 1.0, "b": None, "c": 0.5})),
+        ({"a": math.nan}, Outcome(status="nonfinite", detail="a: returned nan")),
+        ({}, Outcome(status="not_applicable")),
+    ],
+)
+def test_the_parts_of_a_dict_are_summed_where_the_config_weighs_them(returned: Any, outcome: Outcome) -> None:
+    assert outcome_of(returned, weighed=True) == outcome
+
+
+def test_a_dict_that_does_not_say_which_is_the_reward_is_a_fault_with_the_mend() -> None:
+    outcome = outcome_of({"format": 1.0, "right": 0.0})
+    assert outcome.status == "exception"
+    assert "a dict of format, right without `score` or `reward`" in outcome.detail
+    assert "`weights`" in outcome.detail
 
 
 @pytest.mark.parametrize("returned", ["1.0", [1.0], object()])

@@ -89,7 +89,7 @@ def test_what_has_no_order_or_another_shape_is_unscored_for_every_completion(ret
     ],
 )
 def test_what_is_out_of_bounds_is_unscored_with_the_reason(returned: Any, status: str) -> None:
-    outcome = outcome_of(returned)
+    outcome = outcome_of(returned, weighed=True)
     assert (outcome.value, outcome.status) == (None, status)
     assert outcome.detail or status == "not_applicable"
 
@@ -106,7 +106,8 @@ def test_what_is_out_of_bounds_is_unscored_with_the_reason(returned: Any, status
     ],
 )
 def test_what_is_within_bounds_is_the_number_that_was_returned(returned: Any, value: float) -> None:
-    assert (outcome_of(returned).value, outcome_of(returned).status) == (value, "ok")
+    outcome = outcome_of(returned, weighed=True)
+    assert (outcome.value, outcome.status) == (value, "ok")
 
 
 def test_texts_are_bounded_and_any_encoder_takes_them() -> None:

@@ -107,7 +107,7 @@ async def test_both_forms_sync_and_async(scorers: Load, reward_file: File) -> No
     loaded = scorers(
         RewardSpec(f"{path}:batch"),
         RewardSpec(f"{path}:async_batch", weight=0.0),
-        RewardSpec(f"{path}:sample", weight=0.0),
+        RewardSpec(f"{path}:sample", weight=0.0, weights={"right": 1.0}),
         RewardSpec(f"{path}:async_sample", name="size", weight=10.0, options={"scale": 0.5}),
     )
     await loaded.start()

@@ -74,8 +74,8 @@ class RewardFunction(Section):
     weight: float = setting(1.0, "weight in the sum of rewards")
     weights: dict[str, float] = setting(
         {},
-        "weights of the named rewards in the dict that it returns; a name that is not given counts 1, one that never "
-        "appears is refused",
+        "weights of the parts of a dict that it returns, whose sum counts then; a part that is not given counts 1, "
+        "one that never appears is refused. Without weights the dict's `score` or `reward` counts",
         acts=_OWN,
     )
     options: dict[str, Any] = setting({}, "options of the scorer, by its own names")
@@ -83,6 +83,13 @@ class RewardFunction(Section):
     memory_mb: int = setting(512, "memory limit of its worker process, MiB", acts=_WORKER, ge=64)
     on_timeout: Literal["unscored", "zero"] | None = setting(
         None, "what a call over its time limit gives; null leaves it to the scorer", acts=_WORKER
+    )
+
+    completions: Literal["auto", "text", "messages"] = setting(
+        "auto",
+        "what a batch function gets as completions: auto gives messages, as TRL does, where the row's prompt is "
+        "messages, else texts",
+        acts=_OWN,
     )
 
     @property

@@ -25,6 +25,7 @@ def reward_specs(config: Config) -> list[RewardSpec]:
             timeout_seconds=function.timeout_seconds,
             memory_mb=function.memory_mb,
             on_timeout=function.on_timeout,
+            completions=function.completions,
         )
         for function in config.reward.functions
     ]

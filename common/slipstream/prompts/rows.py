@@ -76,6 +76,8 @@ def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
         raise UserError(f"{label}: no prompt; its columns are {have}", "map one: data.columns.prompt=NAME")
     asked = _question(columns.pop("prompt"), label)
     question = asked if spec.final_assistant == "prefill" else _without_answer(asked, label)
+    if isinstance(question, list):
+        columns["prompt"] = question  # rewards may ask for it as the row has it
     return Row(question, columns, repaired, dropped=len(question) < len(asked))
 
 

@@ -76,11 +76,22 @@ def open_table(spec: DataSpec, streaming: bool = False) -> Any:
     try:
         return _load_table(datasets, spec, streaming)
     except table_errors() as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
+        mend = "give a datasets id that can be reached, a local folder or a data file"
+        if "onfig name is missing" in reason:
+            mend = "name one of its configurations: data.name=NAME"
         raise UserError(
-            f"data.path: no dataset at {spec.path!r}, split {spec.split!r} ({reason})",
-            "give a datasets id that can be reached, a local folder or a data file",
+            f"data.path: no dataset at {spec.path!r}, split {spec.split!r} ({reason})", mend
         ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What datasets says, and what stands behind it: its own errors often hide the row or the file."""
+    deepest = error
+    while deepest.__cause__ is not None:
+        deepest = deepest.__cause__
+    found = [" ".join(str(each).split())[:300] or type(each).__name__ for each in (error, deepest)]
+    return found[0] if found[1] in found[0] else f"{found[0]}: {found[1]}"
 
 
 def table_errors() -> tuple[type[Exception], ...]:

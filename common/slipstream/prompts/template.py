@@ -12,6 +12,7 @@ from slipstream.prompts.spec import DataSpec
 from slipstream.text import repair
 from slipstream.tokens import Tokenizer
 
+_OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "conversation", "return_dict"}
 NAMED = ("chat", "chatml_no_system", "plain")
 
 
@@ -31,6 +32,8 @@ class Template:
                 f"data.template: {spec.template!r}",
                 f"use {', '.join(NAMED)} or a format string with {{prompt}}",
             )
+        if taken := sorted(_OURS & set(spec.template_options)):
+            raise UserError(f"data.template_options.{taken[0]}: is set by slipstream", "take it out")
         placeless = spec.template == "plain" or (self._custom and "{system}" not in spec.template)
         if spec.system and placeless:
             raise UserError(
@@ -59,7 +62,10 @@ class Template:
         go_on = messages[-1]["role"] == "assistant"
         if self._spec.template == "chat":
             assert self._tokenizer is not None
-            return repair(self._tokenizer.chat(messages, self._spec.template_options, go_on))
+            try:
+                return repair(self._tokenizer.chat(messages, self._spec.template_options, go_on))
+            except UserError as error:
+                raise UserError(f"{label}: {error.problem}", error.mend) from error
         if self._spec.template == "chatml_no_system":
             turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
             text = "".join(turns)

@@ -20,6 +20,7 @@ from slipstream.text import repair
 
 Form = Literal["batch", "sample"]
 Sandbox = Literal["auto", "required"]
+Completions = Literal["auto", "text", "messages"]
 Reason = Literal["exception", "timeout", "memory", "nonfinite", "out_of_range", "worker_lost", "not_applicable"]
 Status = Literal["ok", "start_failed"] | Reason
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -79,11 +80,13 @@ class Outcome(msgspec.Struct, frozen=True):
     """What one scorer said about one sample.
 
     `value` is finite, and None unless `status` is "ok". `components` are the named parts of a scorer that
-    returns several; `flags` are remarks that change no number, such as "truncated".
+    returns several, and `metrics` numbers that it tells beside the reward; `flags` are remarks that change no number,
+    such as "truncated".
     """
 
     value: float | None = None
     components: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     status: Status = "ok"
     detail: str = ""
     flags: tuple[str, ...] = ()
@@ -117,6 +120,7 @@ class RewardSpec:
         timeout_seconds: Wall-time limit of one call.
         memory_mb: Limit of the worker process's address space, MiB.
         on_timeout: What a time-out gives; None leaves it to the scorer's own policy.
+        completions: What a batch function gets as completions: texts, messages, or what the row's prompt is.
     """
 
     use: str
@@ -127,6 +131,7 @@ class RewardSpec:
     timeout_seconds: float = 10.0
     memory_mb: int = 512
     on_timeout: Literal["unscored", "zero"] | None = None
+    completions: Completions = "auto"
 
 
 @dataclasses.dataclass(frozen=True)

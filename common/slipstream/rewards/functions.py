@@ -1,8 +1,9 @@
 """User functions: found by path, recognised by their signature, called in their form.
 
-Two forms are known. The batch form `f(prompts, completions, **columns) -> list[float | None]` is TRL's; it gets
-only the columns that its signature names, or all of them with `**kwargs`. The one-sample form is
-`f(completion, task) -> float | dict[str, float] | None`. Either may be `async`.
+Two forms are ours. The batch form `f(prompts, completions, **columns) -> list[float | None]` is TRL's; it gets
+only the columns that its signature names, or all of them with `**kwargs`, and prompts and completions as messages
+where the row's prompt is messages. The one-sample form is `f(completion, task) -> float | dict | None`. Either may be
+`async`. Those of verl and OpenRLHF are made into these (`adapters`).
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.rewards.base import FORM_MARK, READS_MARK, Form, ScorerFault, Task, place_of
+from slipstream.rewards.adapters import adapt, of_openrlhf, of_verl
+from slipstream.rewards.base import FORM_MARK, READS_MARK, Completions, Form, ScorerFault, Task, place_of
 
 Reward = Callable[..., Any]
 
 _FORMS = (
     "write it as `f(prompts, completions, **columns) -> list[float | None]` or as"
     " `f(completion, task) -> float | dict[str, float] | None`, or mark it with `batch_reward` or"
-    " `sample_reward`"
+    " `sample_reward`; verl's `f(data_source, solution_str, ground_truth, extra_info)` and OpenRLHF's"
+    " `f(queries, prompts, labels)` are known, too"
 )
+# What TRL hands to a batch function beside columns; here the run's step stands in for the trainer's.
+EXTRAS = ("completion_ids", "trainer_state", "log_metric")
 
 
 def load_function(path: str, what: str = "scorer") -> Reward:
@@ -40,7 +45,7 @@ def load_function(path: str, what: str = "scorer") -> Reward:
         raise
     except Exception as error:
         cause = f"{type(error).__name__}: {error}{place_of(error)}"
-        mend = "raise memory_mb" if "failed to map segment" in cause else ""
+        mend = _import_mend(cause)
         raise UserError(f"{what} {path!r}: importing {where!r} failed: {cause}", mend) from error
     function: Any = module
     for part in name.split("."):
@@ -64,11 +69,21 @@ def recognise_form(function: Reward) -> Form:
     names = _parameters(function)
     if "completions" in names:
         return "batch"
-    if "completion" in names:
+    if "completion" in names or of_verl(names):
         return "sample"
+    if of_openrlhf(names):
+        return "batch"
     label = getattr(function, "__name__", repr(function))
     given = ", ".join(names) or "nothing"
     raise UserError(f"reward function {label!r} takes ({given}), which is neither of the two forms", _FORMS)
+
+
+def adapted(function: Reward) -> Reward:
+    """A function of another project's form as one of ours, any other as it is."""
+    plain = getattr(function, "func", function)
+    if getattr(plain, FORM_MARK, None) is not None:
+        return function
+    return adapt(function, _parameters(plain), takes_all(plain))
 
 
 def is_async(function: Reward) -> bool:
@@ -85,7 +100,7 @@ def check_options(function: Reward, options: Mapping[str, Any]) -> None:
     """
     names = _parameters(function)
     for option in options:
-        if option not in names and not _takes_all(function):
+        if option not in names and not takes_all(function):
             raise UserError(
                 f"options: the reward function has no parameter {option!r}", f"it takes {', '.join(names)}"
             )
@@ -93,24 +108,48 @@ def check_options(function: Reward, options: Mapping[str, Any]) -> None:
 
 def needed_columns(function: Reward, form: Form) -> list[str]:
     """Columns that a row must have: those that the signature requires, and those declared with `reads`."""
-    given = ("prompts", "completions") if form == "batch" else ("completion", "task")
+    given = ("prompts", "completions", *EXTRAS) if form == "batch" else ("completion", "task")
     by_name = [name for name in _required(function) if name not in given]
     declared = getattr(getattr(function, "func", function), READS_MARK, ())
     return list(dict.fromkeys([*by_name, *declared]))
 
 
 def batch_arguments(
-    function: Reward, prompt: str, completions: Sequence[str], columns: Mapping[str, Any]
+    function: Reward,
+    prompt: str,
+    completions: Sequence[str],
+    columns: Mapping[str, Any],
+    extras: Mapping[str, Any] | None = None,
+    how: Completions = "auto",
 ) -> dict[str, Any]:
     """Arguments of the batch form: every column as a list of one entry per completion.
+
+    Args:
+        function: The user's, with its options bound.
+        prompt: The prompt's text.
+        completions: The completions' texts.
+        columns: The row's; `prompt` among them is the row's own, messages where it holds such.
+        extras: By the names of `EXTRAS`.
+        how: As texts or as messages; `auto` takes what the row's prompt is.
 
     Raises:
         ScorerFault: The signature requires a column that the row hasn't got.
     """
     count = len(completions)
     offered = {name: [value] * count for name, value in columns.items()}
-    offered |= {"prompts": [prompt] * count, "completions": list(completions)}
+    asked: Any = prompt
+    answers: list[Any] = list(completions)
+    if takes_messages(columns, how):
+        own = columns.get("prompt")
+        asked = own if isinstance(own, list) else [{"role": "user", "content": prompt}]
+        answers = [[{"role": "assistant", "content": text}] for text in completions]
+    offered |= {"prompts": [asked] * count, "completions": answers, **(extras or {})}
     return _accepted(function, offered)
+
+
+def takes_messages(columns: Mapping[str, Any], how: Completions) -> bool:
+    """Whether a batch function gets prompts and completions of this row as messages, as TRL has it."""
+    return how == "messages" or (how == "auto" and isinstance(columns.get("prompt"), list))
 
 
 def sample_arguments(function: Reward, completion: str, task: Task) -> dict[str, Any]:
@@ -132,7 +171,7 @@ def _accepted(function: Reward, offered: Mapping[str, Any]) -> dict[str, Any]:
         raise ScorerFault(
             f"the function asks for {missing[0]!r}, but there is only {', '.join(sorted(offered))}"
         )
-    if _takes_all(function):
+    if takes_all(function):
         return dict(offered)
     named = _parameters(function)
     return {name: value for name, value in offered.items() if name in named}
@@ -159,7 +198,13 @@ def _parameters(function: Reward) -> list[str]:
         return []
 
 
-def _takes_all(function: Reward) -> bool:
+def asks_more(function: Reward) -> bool:
+    """Whether a batch function takes any of `EXTRAS`."""
+    return takes_all(function) or not set(EXTRAS).isdisjoint(_parameters(function))
+
+
+def takes_all(function: Reward) -> bool:
+    """Whether it has `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
@@ -167,13 +212,27 @@ def _takes_all(function: Reward) -> bool:
 def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.absolute()}")
-    name = f"_slipstream_reward_{path.stem}"
+    name = _module_name(path.stem)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and the like look their module up by name; a file's neighbours are importable as in a script.
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent.absolute()))
+    sys.path.append(str(path.parent.absolute()))
     spec.loader.exec_module(module)
     return module
+
+
+def _module_name(stem: str) -> str:
+    """A name by which a process that the function starts can import its module, where the file's own is free."""
+    free = stem.isidentifier() and stem not in sys.modules and importlib.util.find_spec(stem) is None
+    return stem if free else f"_slipstream_reward_{stem}"
+
+
+def _import_mend(cause: str) -> str:
+    if "failed to map segment" in cause:
+        return "raise memory_mb"
+    if "attempted relative import" in cause:
+        return "write `from helpers import …`: the file's neighbours are importable by their names"
+    return ""

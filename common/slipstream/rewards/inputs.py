@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.rewards.base import ScorerFault, Task
+from slipstream.rewards.adapters import reach
+from slipstream.rewards.base import MissingColumn, ScorerFault, Task
 from slipstream.rewards.characters import asciify
 from slipstream.rewards.extract import last_box, last_marked
 from slipstream.rewards.numbers import tidy
@@ -98,12 +99,26 @@ class RowFaults:
             raise UserError("data: " + "; ".join(found))
 
 
-def columns_check(names: Sequence[str]) -> Check:
-    """A check that a row has these columns and that each says something."""
+def columns_check(names: Sequence[str], options: Iterable[str] = ()) -> Check:
+    """A check that a row has these columns (`a|b.c`: one of them), each of which says something, and none by the name
+    of one of the function's options: one would hide the other."""
 
     def check(task: Task) -> None:
+        for name in options:
+            if name in task.columns:
+                raise ScorerFault(
+                    f"column {name!r} has the name of an option of the reward; rename one of them"
+                )
         for name in names:
-            needed(task, name)
+            if "|" not in name and name in task.columns:
+                needed(task, name)
+                continue
+            try:
+                value = reach(task.columns, name)
+            except MissingColumn as error:
+                raise ScorerFault(str(error)) from None
+            if says_nothing(value):
+                raise ScorerFault(f"column {name.replace('|', ' or ')} is empty")
 
     return check
 

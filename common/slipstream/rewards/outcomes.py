@@ -36,23 +36,24 @@ class _RefusedError(Exception):
         self.outcome = Outcome(status=status, detail=detail)
 
 
-def outcome_of(value: Any) -> Outcome:
-    """Outcome of what a reward function returned: a number, a dict of numbers, None, or an `Outcome`.
+def outcome_of(value: Any, weighed: bool = False) -> Outcome:
+    """Outcome of what a reward function returned: a number, a dict, None, or an `Outcome`.
 
-    The value of a dict is the sum of its entries that are not None.
+    The value of a dict is its `score` or `reward`, and the numbers beside it are metrics. Where the config weighs the
+    parts of the dict (`weighed`) it is the sum of its entries that are not None.
     """
     try:
         if isinstance(value, Outcome):
             return _within_bounds(value)
         if isinstance(value, Mapping):
-            return _sum_of(_parts(value))
+            return _sum_of(_parts(value)) if weighed else _scored(value)
         number = _number(value)
     except _RefusedError as refused:
         return refused.outcome
     return Outcome(status="not_applicable") if number is None else Outcome(value=number)
 
 
-def batch_outcomes(result: Any, count: int) -> list[Outcome]:
+def batch_outcomes(result: Any, count: int, weighed: bool = False) -> list[Outcome]:
     """One outcome per completion out of what a batch function returned.
 
     Only what has an order and one entry per completion says which reward is whose: a list, a tuple, an array or
@@ -64,7 +65,7 @@ def batch_outcomes(result: Any, count: int) -> list[Outcome]:
     if len(result) != count:
         detail = f"returned {len(result)} rewards for {count} completions"
         return [Outcome(status="exception", detail=detail)] * count
-    return [outcome_of(value) for value in result]
+    return [outcome_of(value, weighed) for value in result]
 
 
 def weighted(value: float, weight: float) -> float | None:
@@ -132,6 +133,29 @@ def _parts(parts: Mapping[Any, Any]) -> dict[str, float | None]:
     return found
 
 
+def _scored(parts: Mapping[Any, Any]) -> Outcome:
+    """The outcome of a dict that says itself which of its entries is the reward."""
+    name = next((name for name in ("score", "reward") if name in parts), None)
+    if name is None:
+        raise _RefusedError(
+            "exception",
+            f"returned a dict of {line_of(', '.join(map(str, parts)), 100) or 'nothing'} without `score` or "
+            "`reward`: return one of these, or say what each counts in the reward's `weights`",
+        )
+    value = _number(parts[name])
+    metrics = _parts({key: each for key, each in parts.items() if key != name and _is_number(each)})
+    if value is None:
+        return Outcome(metrics=metrics, status="not_applicable")
+    return Outcome(value=value, metrics=metrics)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return value is not None and _number(value) is not None
+    except _RefusedError:
+        return False
+
+
 def _sum_of(components: dict[str, float | None]) -> Outcome:
     values = [value for value in components.values() if value is not None]
     if not values:
@@ -146,10 +170,12 @@ def _within_bounds(outcome: Outcome) -> Outcome:
         raise _RefusedError(
             "exception", f"returned an outcome of status {line_of(str(outcome.status), MAX_NAME)!r}"
         )
-    components = _parts(outcome.components)
+    components, metrics = _parts(outcome.components), _parts(outcome.metrics)
     value = _number(outcome.value) if outcome.status == "ok" else None
     status: Status = "not_applicable" if outcome.status == "ok" and value is None else outcome.status
-    return Outcome(value=value, components=components, status=status, detail=detail, flags=flags)
+    return Outcome(
+        value=value, components=components, metrics=metrics, status=status, detail=detail, flags=flags
+    )
 
 
 def _flags(flags: Iterable[Any]) -> tuple[str, ...]:

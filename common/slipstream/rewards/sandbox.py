@@ -17,7 +17,19 @@ from slipstream.errors import MessageError, SlipstreamError, UserError
 from slipstream.rewards.base import Outcome, Status
 from slipstream.rewards.outcomes import outcome_of
 from slipstream.rewards.process import START_SECONDS, Child, check_ready
-from slipstream.rewards.wire import LENGTH, Job, Kind, Ready, Reply, Setup, check_length, pack, unpack
+from slipstream.rewards.wire import (
+    LENGTH,
+    NOTHING,
+    Beside,
+    Job,
+    Kind,
+    Ready,
+    Reply,
+    Setup,
+    check_length,
+    pack,
+    unpack,
+)
 from slipstream.text import repair
 
 OUTPUT_BYTES = 1 << 20
@@ -78,13 +90,20 @@ class Pool:
         await asyncio.gather(*self._replacing, return_exceptions=True)
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
-    async def score(self, prompt: str, completions: Sequence[str], columns: Mapping[str, Any]) -> list[Outcome]:
+    async def score(
+        self,
+        prompt: str,
+        completions: Sequence[str],
+        columns: Mapping[str, Any],
+        beside: Beside = NOTHING,
+    ) -> list[Outcome]:
         """One outcome per completion, out of one call of the scorer; fails only by being cancelled."""
         job = Job(
             number=next(self._numbers),
             prompt=repair(prompt),
             completions=[repair(text) for text in completions],
             columns=dict(columns),
+            beside=beside,
         )
         try:
             frame = pack(job)

@@ -34,7 +34,7 @@ from slipstream.rewards.outcomes import outcome_of, weighted
 from slipstream.rewards.process import probe
 from slipstream.rewards.registry import BUILTIN, build, unknown_scorer
 from slipstream.rewards.sandbox import Pool
-from slipstream.rewards.wire import Setup
+from slipstream.rewards.wire import NOTHING, Beside, Setup
 
 MAX_GROUPS = 64
 
@@ -52,21 +52,24 @@ class Scorer:
     pool: Pool | None
     whole_group: bool = False
     check: Check | None = None
+    asks_more: bool = False
 
-    async def score(self, prompt: str, completions: Sequence[str], columns: dict[str, Any]) -> list[Outcome]:
+    async def score(
+        self, prompt: str, completions: Sequence[str], columns: dict[str, Any], beside: Beside = NOTHING
+    ) -> list[Outcome]:
         """One outcome per completion, within bounds and with the failure policy applied; what fails is in them."""
         try:
-            outcomes = await self._outcomes(prompt, completions, columns)
+            outcomes = await self._outcomes(prompt, completions, columns, beside)
         except Exception as error:  # noqa: BLE001  (around all rewards: one completion may never end a run)
             outcomes = [fault_of(error)] * len(completions)
         checked = [self.failures.apply(outcome_of(outcome)) for outcome in outcomes]
         return [_reweighed(outcome, self.spec.weights) for outcome in checked] if self.spec.weights else checked
 
     async def _outcomes(
-        self, prompt: str, completions: Sequence[str], columns: dict[str, Any]
+        self, prompt: str, completions: Sequence[str], columns: dict[str, Any], beside: Beside
     ) -> list[Outcome]:
         if self.pool is not None and self.whole_group:
-            return await self.pool.score(prompt, completions, columns)
+            return await self.pool.score(prompt, completions, columns, beside if self.asks_more else NOTHING)
         here = [self._score_here(prompt, text, columns) for text in completions]
         left = [text for text, outcome in zip(completions, here, strict=True) if outcome is None]
         there = iter(await self._score_there(prompt, left, columns) if left else ())
@@ -147,7 +150,7 @@ class Scorers:
         await asyncio.gather(*(pool.close() for pool in self.pools.values()))
 
     async def score_group(
-        self, prompt: str, completions: Sequence[str], columns: Mapping[str, Any]
+        self, prompt: str, completions: Sequence[str], columns: Mapping[str, Any], beside: Beside = NOTHING
     ) -> list[Scored]:
         """Score the completions of one prompt; what fails is in the result, never raised.
 
@@ -155,12 +158,13 @@ class Scorers:
             prompt: Text of the prompt, for rewards that ask for it.
             completions: Text of each completion, without the prompt.
             columns: The data row's further columns, such as `answer`.
+            beside: What a function may ask for beside these.
 
         Returns:
             One `Scored` per completion, in order.
         """
         async with self._room:
-            calls = [scorer.score(prompt, completions, dict(columns)) for scorer in self._scorers]
+            calls = [scorer.score(prompt, completions, dict(columns), beside) for scorer in self._scorers]
             by_scorer = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         return [self._sum(outcomes) for outcomes in zip(*by_scorer, strict=True)]
 
@@ -173,6 +177,8 @@ class Scorers:
             components[scorer.name] = outcome.value
             for part, value in outcome.components.items():
                 components[f"{scorer.name}.{part}"] = value
+            for metric, value in outcome.metrics.items():
+                components[f"{scorer.name}/{metric}"] = value
             flags += [f"{scorer.name}:{flag}" for flag in outcome.flags]
             outcome = _weighed(outcome, scorer.spec.weight)
             if outcome.value is not None:
@@ -205,7 +211,9 @@ def _reweighed(outcome: Outcome, weights: Mapping[str, float]) -> Outcome:
             detail = f"{name} {outcome.components[name]:g} times its weight {weights[name]:g} is out of range"
             return Outcome(status="out_of_range", components=outcome.components, detail=detail)
     total = outcome_of(math.fsum(product for product in products.values() if product is not None))
-    return msgspec.structs.replace(total, components=outcome.components, flags=outcome.flags)
+    return msgspec.structs.replace(
+        total, components=outcome.components, metrics=outcome.metrics, flags=outcome.flags
+    )
 
 
 def _weighed(outcome: Outcome, weight: float) -> Outcome:
@@ -241,10 +249,9 @@ def _load_function(spec: RewardSpec, workers: int) -> Scorer:
     ready = probe(setup)
     is_async = ready.whole_group and ready.form == "sample"
     pool = Pool(setup, workers, grace=is_async)
-    check = columns_check(ready.needs) if ready.needs else None
-    return Scorer(
-        spec, spec.name or function, _failures(spec, Failures()), None, pool, ready.whole_group, check
-    )
+    check = columns_check(ready.needs, spec.options)
+    name, failures = spec.name or function, _failures(spec, Failures())
+    return Scorer(spec, name, failures, None, pool, ready.whole_group, check, ready.asks_more)
 
 
 def _setup(spec: RewardSpec, use: str, isolated: bool = False, sandbox: Sandbox = "auto") -> Setup:
@@ -255,6 +262,8 @@ def _setup(spec: RewardSpec, use: str, isolated: bool = False, sandbox: Sandbox 
         memory_bytes=spec.memory_mb << 20,
         isolated=isolated,
         sandbox=sandbox,
+        weighed=bool(spec.weights),
+        completions=spec.completions,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from slipstream.errors import MessageError
-from slipstream.rewards.base import Form, Outcome, Sandbox
+from slipstream.rewards.base import Completions, Form, Outcome, Sandbox
 
 MAX_FRAME_BYTES = 64 << 20
 LENGTH = struct.Struct("<I")
@@ -23,6 +23,7 @@ class Setup(msgspec.Struct, kw_only=True, frozen=True):
     """What a worker is for. `use` is a built-in's name or the path of a function.
 
     An `isolated` one runs programs of the model and gets a bare environment; `sandbox` says what must hold those.
+    `weighed` says that the config weighs the parts of a dict that the function returns.
     """
 
     use: str
@@ -31,14 +32,17 @@ class Setup(msgspec.Struct, kw_only=True, frozen=True):
     memory_bytes: int = 512 << 20
     isolated: bool = False
     sandbox: Sandbox = "auto"
+    weighed: bool = False
+    completions: Completions = "auto"
 
 
 class Ready(msgspec.Struct, kw_only=True, frozen=True):
     """The scorer is loaded, or `problem` and `mend` say why it can't be.
 
     `whole_group` says that one call takes all completions of a group; `needs` are the columns that a row must have;
-    `pid` is the worker's own process id. `holds` is for the log: what holds a model's programs. A worker that is not
-    `lasting` serves one job, for what these leave behind may meet the next.
+    `asks_more` says that it takes what is in `Beside`; `pid` is the worker's own process id. `holds` is for the log:
+    what holds a model's programs. A worker that is not `lasting` serves one job, for what these leave behind may meet
+    the next.
     """
 
     problem: str = ""
@@ -46,9 +50,20 @@ class Ready(msgspec.Struct, kw_only=True, frozen=True):
     form: Form = "sample"
     whole_group: bool = False
     needs: list[str] = []
+    asks_more: bool = False
     pid: int = 0
     holds: str = ""
     lasting: bool = True
+
+
+class Beside(msgspec.Struct, frozen=True):
+    """What a function may ask for beside texts and columns: the completions' token ids, and where the run is."""
+
+    ids: list[list[int]] = []
+    state: dict[str, float] = {}
+
+
+NOTHING = Beside()
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):
@@ -58,6 +73,7 @@ class Job(msgspec.Struct, kw_only=True, frozen=True):
     prompt: str
     completions: list[str]
     columns: dict[str, Any] = {}
+    beside: Beside = NOTHING
 
 
 class Reply(msgspec.Struct, kw_only=True, frozen=True):

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import msgspec
@@ -17,9 +18,33 @@ import msgspec
 from slipstream.errors import UserError
 from slipstream.rewards import functions, limits, registry
 from slipstream.rewards.apart.keeper import keep
-from slipstream.rewards.base import Outcome, Task, fault_of
+from slipstream.rewards.base import MissingColumn, Outcome, Task, fault_of
 from slipstream.rewards.outcomes import batch_outcomes, outcome_of
 from slipstream.rewards.wire import Job, Ready, Reply, Setup, pack, read_frame
+
+
+class Logged:
+    """What a batch function is handed beside columns, as TRL does, and the metrics that it logs."""
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, float | None] = {}
+
+    def extras(self, job: Job) -> dict[str, Any]:
+        """By the names of `functions.EXTRAS`."""
+        return {
+            "completion_ids": job.beside.ids,
+            "trainer_state": SimpleNamespace(**job.beside.state),
+            "log_metric": self._log,
+        }
+
+    def _log(self, name: str, value: Any) -> None:
+        self._metrics[str(name)] = None if value is None else float(value)
+
+    def added(self, outcome: Outcome) -> Outcome:
+        """An outcome with the metrics that were logged in its call."""
+        if not self._metrics:
+            return outcome
+        return msgspec.structs.replace(outcome, metrics={**self._metrics, **outcome.metrics})
 
 
 class Target(Protocol):
@@ -53,14 +78,22 @@ class FunctionTarget:
         function = functions.load_function(setup.use)
         self._form = functions.recognise_form(function)
         functions.check_options(function, setup.options)
-        self._function = functools.partial(function, **setup.options)
+        self._is_async = functions.is_async(function)
+        self._takes_all = functions.takes_all(function)
+        partial = functools.partial(function, **setup.options)
+        self._function = functions.adapted(partial)
+        self._weighed = setup.weighed
+        # OpenRLHF's queries are texts, whatever the row's prompt is
+        self._completions = (
+            "text" if self._function is not partial and self._form == "batch" else setup.completions
+        )
         self._runner: Any = None
         self._timeout_seconds = setup.timeout_seconds
-        self._is_async = functions.is_async(function)
         self.ready = Ready(
             form=self._form,
             whole_group=self._form == "batch" or self._is_async,
             needs=functions.needed_columns(self._function, self._form),
+            asks_more=self._form == "batch" and functions.asks_more(self._function),
         )
 
     def score(self, job: Job) -> list[Outcome]:
@@ -71,18 +104,41 @@ class FunctionTarget:
         if self._is_async:
             result: list[Outcome] = self._run(self._score_together(job.completions, task))
             return result
-        return [guarded(self._score_one, completion, task) for completion in job.completions]
+        return [self._guarded(completion, task, job) for completion in job.completions]
+
+    def _guarded(self, completion: str, task: Task, job: Job) -> Outcome:
+        try:
+            return outcome_of(self._score_one(completion, task), self._weighed)
+        except Exception as error:  # noqa: BLE001  (user code)
+            return self._explained(fault_of(error), error, job)
 
     def _score_batch(self, job: Job) -> list[Outcome]:
-        count = len(job.completions)
+        count, logged = len(job.completions), Logged()
         try:
-            arguments = functions.batch_arguments(self._function, job.prompt, job.completions, job.columns)
+            arguments = functions.batch_arguments(
+                self._function, job.prompt, job.completions, job.columns, logged.extras(job), self._completions
+            )
             result = self._function(**arguments)
             if hasattr(result, "__await__"):
                 result = self._run(_awaited(result))
-            return batch_outcomes(result, count)
+            return [logged.added(outcome) for outcome in batch_outcomes(result, count, self._weighed)]
         except Exception as error:  # noqa: BLE001  (user code)
-            return [fault_of(error)] * count
+            messages = functions.takes_messages(job.columns, self._completions)
+            return [self._explained(fault_of(error), error, job, messages)] * count
+
+    def _explained(self, fault: Outcome, error: Exception, job: Job, messages: bool = False) -> Outcome:
+        """The fault with what to change, where its kind suggests that the function expects something else."""
+        hint = ""
+        if isinstance(error, KeyError) and self._takes_all and not isinstance(error, MissingColumn):
+            hint = f"the row's columns are {', '.join(job.columns) or 'none'}"
+        elif self._form == "batch" and isinstance(error, TypeError | AttributeError | KeyError | IndexError):
+            hint = (
+                "completions are lists of messages here, as in TRL, for the row's prompt is; set the reward's "
+                "`completions: text` for texts"
+                if messages
+                else "completions are texts here; set the reward's `completions: messages` for lists of messages"
+            )
+        return msgspec.structs.replace(fault, detail=f"{fault.detail}; {hint}") if hint else fault
 
     def _score_one(self, completion: str, task: Task) -> Any:
         result = self._function(**functions.sample_arguments(self._function, completion, task))
@@ -99,7 +155,8 @@ class FunctionTarget:
         try:
             async with asyncio.timeout(self._timeout_seconds) as limit:
                 return outcome_of(
-                    await self._function(**functions.sample_arguments(self._function, completion, task))
+                    await self._function(**functions.sample_arguments(self._function, completion, task)),
+                    self._weighed,
                 )
         except Exception as error:  # noqa: BLE001  (user code)
             if limit.expired():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipstream.attempt_end import End, record_end
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
-from slipstream.cli.checks.listing import PLAIN, REACHING, problems
+from slipstream.cli.checks.listing import PLAIN, STARTING, problems
 from slipstream.cli.going_on import recorded_config, refuse_another_run, settle_going_back, tell_going_on
 from slipstream.config.load import load_config, load_recorded
 from slipstream.config.rules import missing_parts
@@ -170,7 +170,7 @@ def _supervise(config: Config, warnings: list[str], asked: str, back: str | None
 
 
 def _refuse_what_up_cannot_do(config: Config) -> None:
-    missing = [*missing_parts(config), *problems(config, (*PLAIN, *REACHING))]
+    missing = [*missing_parts(config), *problems(config, (*PLAIN, *STARTING))]
     if missing:
         raise UserError(missing[0]) if len(missing) == 1 else ConfigError(missing)
     for setting in ("port", "metrics_port"):

@@ -7,6 +7,9 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+import numpy as np
+import numpy.typing as npt
+
 from slipstream.config.schema import Config
 from slipstream.contract import Contract, contract_of
 from slipstream.errors import FencedError, LedgerError, MessageError, RunHalted, TransportTimeout
@@ -14,11 +17,12 @@ from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
-from slipstream.messages import Frames, Group, encode_scored
+from slipstream.messages import Frames, Group, GroupArrays, encode_scored
 from slipstream.prompts.fitting import reward_specs
 from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, wipe
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
+from slipstream.rewards.wire import Beside
 from slipstream.run_folder import RunFolder
 from slipstream.shards import peer_of, shard_of
 from slipstream.telemetry import tracing
@@ -71,6 +75,7 @@ class RewardService:
     ) -> None:
         self._contract = contract
         self._shards = config.buffer.shards
+        self._steps = config.run.steps or -1
         self._ledger = ledger
         self._directory = directory
         self._scorers = scorers
@@ -92,12 +97,12 @@ class RewardService:
         if refusal := await self._directory.refusal(origin, "rollout"):
             return self._refuse(refusal.reason, refusal.status)
         try:
-            group, _ = self._contract.read(frames, scored=False)
+            group, arrays = self._contract.read(frames, scored=False)
         except MessageError as error:
             return self._refuse(f"malformed: {error}")
         if group.owner != origin.member:
             return self._refuse(f"{origin.member} sends a group of {group.owner!r}")
-        await self._score(group)
+        await self._score(group, arrays)
         try:
             news = await self._book(group)
         except FencedError as error:
@@ -127,17 +132,22 @@ class RewardService:
         facts = (group.token_count, group.unscored_samples)
         return await self._ledger.scored(number, group.attempt, owner, *facts)
 
-    async def _score(self, group: Group) -> None:
+    async def _score(self, group: Group, arrays: GroupArrays) -> None:
         started = time.monotonic()
         wipe(group)
         waiting = [index for index, sample in enumerate(group.samples) if not sample.unscored]
         texts = [group.samples[index].text for index in waiting]
-        scored = await self._scorers.score_group(group.prompt, texts, group.columns) if texts else []
+        beside = Beside([ids.tolist() for ids in _ids(group, arrays, waiting)], self._state(group))
+        scored = await self._scorers.score_group(group.prompt, texts, group.columns, beside) if texts else []
         apply_scores(group, scored)
         self._tell(group, waiting, scored)
         group.score_seconds = time.monotonic() - started
         if group.kind == "train":
             tracing.span("score", group.run, group.ticket, group.attempt, group.score_seconds)
+
+    def _state(self, group: Group) -> dict[str, float]:
+        """What TRL's functions read of a `trainer_state`; the version that sampled stands in for the step."""
+        return {"global_step": group.newest_version, "epoch": group.epoch, "max_steps": self._steps}
 
     def _tell(self, group: Group, indexes: Sequence[int], scored: Sequence[Scored]) -> None:
         """Say why samples are unscored; a few lines in each stretch of time, the others are counted."""
@@ -188,3 +198,9 @@ class RewardService:
         except TransportTimeout as error:
             self._refusals.warn(log, "group %s is not stored yet: %s", parcel.id, error, ticket=group.ticket)
             return Reply(RETRY, str(error))
+
+
+def _ids(group: Group, arrays: GroupArrays, wanted: Sequence[int]) -> list[npt.NDArray[np.int32]]:
+    """Token ids of some samples of a group."""
+    ends = np.cumsum([sample.tokens for sample in group.samples])
+    return [arrays.token_ids[ends[index] - group.samples[index].tokens : ends[index]] for index in wanted]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
@@ -45,6 +46,16 @@ def rows(config: Config) -> Iterator[str]:
             except UserError as error:
                 yield _placed(str(error), name)
             yield from (f"{name}: {line}" for line in faults.lines())
+
+
+def first_row(data: DataSection) -> tuple[str, dict[str, Any]] | None:
+    """The first row's question as a text, and its columns; None where it cannot be read without asking anybody."""
+    if not _readable(data):
+        return None
+    source = open_source(replace(data_spec(data), limit=1))
+    row = read_row(source[0], data_spec(data), source.label(0))
+    question = row.question if isinstance(row.question, str) else str(row.question[-1]["content"])
+    return question, row.columns
 
 
 def _broken(data: DataSection, faults: RowFaults) -> list[str]:

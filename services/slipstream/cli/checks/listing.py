@@ -36,6 +36,8 @@ PLAIN: tuple[Check, ...] = (
 )
 # No torch either, but they reach out: `up` and `validate --deep` ask.
 REACHING: tuple[Check, ...] = (places.upload_rights,)
+# `up` asks; `validate --deep` calls the rewards with more rows, and shows what they say.
+STARTING: tuple[Check, ...] = (*REACHING, rewards.trial)
 # They load torch, or fetch; `validate --deep` asks, and the roles themselves when they start.
 NOT_PLAIN = (
     "the device and its dtypes, the tensors of the model and the reference, rights at learner.checkpoint.upload, "

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from typing import Any
 
+from slipstream.cli.checks.data import first_row
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.rewards.base import RewardSpec
+from slipstream.prompts.fitting import reward_specs
+from slipstream.rewards.base import RewardSpec, Scored
 from slipstream.rewards.functions import load_function
 from slipstream.rewards.scorers import Scorers
+from slipstream.rewards.wire import Beside
 
 
 def functions(config: Config) -> Iterator[str]:
@@ -18,6 +23,29 @@ def functions(config: Config) -> Iterator[str]:
             Scorers.load([RewardSpec(use=function.use, options=function.options)])
         except UserError as error:
             yield f"reward.functions.{index}.use: {error}"
+
+
+def trial(config: Config) -> Iterator[str]:
+    """Functions of one's own that fail on the first row, called once each with its own answer."""
+    own = [spec for spec in reward_specs(config) if ":" in spec.use]
+    first = first_row(config.data) if own else None
+    if first is None:
+        return
+    question, columns = first
+    answer = str(columns.get("answer", ""))
+    for spec in own:
+        scored = asyncio.run(_called(spec, question, answer, columns))
+        if scored.unscored == "exception":
+            yield f"reward.functions: a trial call with the first row and the answer {answer[:60]!r}: {scored.detail}"
+
+
+async def _called(spec: RewardSpec, question: str, answer: str, columns: dict[str, Any]) -> Scored:
+    scorers = Scorers.load([spec])
+    try:
+        state = {"global_step": 0.0, "epoch": 0.0, "max_steps": -1.0}
+        return (await scorers.score_group(question, [answer], columns, Beside([[0]], state)))[0]
+    finally:
+        await scorers.close()
 
 
 def order(config: Config) -> Iterator[str]:

@@ -1,0 +1,142 @@
+"""Reward functions of the shapes that people write for other projects, each with its right values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.errors import UserError
+from slipstream.rewards.base import RewardSpec
+from slipstream.rewards.inputs import RowFaults
+from slipstream.rewards.scorers import Scorers
+from slipstream.rewards.wire import Beside
+
+FOLDER = Path(__file__).parent / "published"
+CHAT = [{"role": "user", "content": "What is 3 + 5?"}]
+GOLD = {"answer": "8", "solution": "8", "label": "8"}
+VERL = {"data_source": "toy/sums", "reward_model": {"ground_truth": "8"}, "extra_info": {"index": 0}}
+TEXTS = ["It is 8", "It is 9"]
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize(
+    ("use", "columns", "rewards"),
+    [
+        ("trl_chat.py:has_answer", {**GOLD, "prompt": CHAT}, [1.0, 0.0]),
+        ("trl_chat.py:texts", GOLD, [1.0, 0.0]),
+        ("trl_chat.py:kwargs_only", {**GOLD, "prompt": CHAT}, [1.0, 0.0]),
+        ("trl_chat.py:kwargs_only", GOLD, [1.0, 0.0]),
+        ("trl_chat.py:extras", GOLD, [9.0, 10.0]),
+        ("open_r1.py:accuracy_reward", {**GOLD, "prompt": CHAT}, [1.0, 0.0]),
+        ("open_r1.py:accuracy_reward", {"solution": "", "prompt": CHAT}, [None, None]),
+        ("verl_score.py:compute_score", VERL, [1.0, -1.0]),
+        ("verl_score.py:compute_score", {"answer": "9"}, [-1.0, 1.0]),
+        ("verl_score.py:plain", VERL, [1.0, 0.0]),
+        ("openrlhf_score.py:reward_func", GOLD, [1.0, 0.0]),
+        ("openrlhf_score.py:reward_func", {"labels": "9"}, [0.0, 1.0]),
+        ("openrlhf_score.py:newer", {**GOLD, "prompt": CHAT}, [1.0, 0.0]),
+        ("nemo_rl.py:verified", GOLD, [1.0, 0.0]),
+        ("nemo_rl.py:in_processes", GOLD, [1.0, 0.0]),
+    ],
+)
+async def test_a_function_of_a_published_shape_scores_as_it_was_meant(
+    scorers: Callable[..., Scorers], use: str, columns: dict[str, Any], rewards: list[float | None]
+) -> None:
+    loaded = scorers(RewardSpec(str(FOLDER / use), timeout_seconds=120, memory_mb=8192))
+    beside = Beside([[1, 2], [1, 2, 3]], {"global_step": 7, "epoch": 0, "max_steps": 10})
+    scored = await loaded.score_group("What is 3 + 5?", TEXTS, columns, beside)
+    assert [each.reward for each in scored] == rewards, scored
+
+
+async def test_forkserver_works_like_spawn(scorers: Callable[..., Scorers]) -> None:
+    spec = RewardSpec(
+        str(FOLDER / "nemo_rl.py:in_processes"), options={"method": "forkserver"}, timeout_seconds=120
+    )
+    scored = await scorers(spec).score_group("p", TEXTS, {"answer": "9"})
+    assert [each.reward for each in scored] == [0.0, 1.0], scored
+
+
+async def test_what_is_beside_the_score_is_a_metric(scorers: Callable[..., Scorers]) -> None:
+    scored = await scorers(RewardSpec(str(FOLDER / "verl_score.py:compute_score"))).score_group(
+        "p", TEXTS, VERL
+    )
+    assert scored[0].components == {"compute_score": 1.0, "compute_score/acc": 1.0}
+    logged = await scorers(RewardSpec(str(FOLDER / "trl_chat.py:extras"))).score_group(
+        "p", TEXTS, {}, Beside([[1], [2, 3]], {"global_step": 0})
+    )
+    assert logged[0].components == {"extras": 1.0, "extras/ids": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "columns", "detail"),
+    [
+        (
+            RewardSpec(str(FOLDER / "trl_chat.py:texts")),
+            {**GOLD, "prompt": CHAT},
+            "set the reward's `completions: text` for texts",
+        ),
+        (
+            RewardSpec(str(FOLDER / "trl_chat.py:has_answer")),
+            GOLD,
+            "set the reward's `completions: messages` for lists of messages",
+        ),
+        (
+            RewardSpec(str(FOLDER / "trl_chat.py:asks_for_what_is_not_there")),
+            GOLD,
+            "the row's columns are answer, ",
+        ),
+    ],
+)
+async def test_a_function_that_expects_something_else_is_told_what_to_change(
+    scorers: Callable[..., Scorers], spec: RewardSpec, columns: dict[str, Any], detail: str
+) -> None:
+    scored = await scorers(spec).score_group("p", TEXTS, columns)
+    assert scored[0].unscored == "exception"
+    assert detail in scored[0].detail
+
+
+async def test_texts_and_messages_can_be_asked_for(scorers: Callable[..., Scorers]) -> None:
+    texts = RewardSpec(str(FOLDER / "trl_chat.py:texts"), completions="text")
+    scored = await scorers(texts).score_group("p", TEXTS, {**GOLD, "prompt": CHAT})
+    assert [each.reward for each in scored] == [1.0, 0.0]
+    messages = RewardSpec(str(FOLDER / "trl_chat.py:has_answer"), completions="messages")
+    scored = await scorers(messages).score_group("p", TEXTS, GOLD)
+    assert [each.reward for each in scored] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "columns", "told"),
+    [
+        (
+            "def f(completion, threshold=1): return 1.0",
+            {"threshold": 2},
+            {"threshold": 3},
+            "column 'threshold' has the name of an option of the reward",
+        ),
+        ("def f(completion, gold): return 1.0", {}, GOLD, "the row has no column 'gold'; it has answer"),
+        (
+            "def f(solution_str, ground_truth): return 1.0",
+            {},
+            {"question": "q"},
+            "no column 'ground_truth or reward_model.ground_truth or answer'; it has question",
+        ),
+        ("def f(queries, labels): return []", {}, {"answer": ""}, "column labels or label or answer is empty"),
+    ],
+)
+def test_a_row_that_a_function_cannot_be_asked_about_is_told_at_load(
+    reward_file: Callable[[str], str], code: str, options: dict[str, Any], columns: dict[str, Any], told: str
+) -> None:
+    loaded = Scorers.load([RewardSpec(f"{reward_file(code)}:f", options=options)])
+    faults = RowFaults(loaded.checks)
+    assert not faults.note("row 1", columns)
+    assert told in faults.lines()[0]
+
+
+def test_a_relative_import_says_how_neighbours_are_imported(reward_file: Callable[[str], str]) -> None:
+    path = reward_file("from .neighbour import x\ndef f(completion): return 1.0")
+    with pytest.raises(UserError, match=r"importable by their names"):
+        Scorers.load([RewardSpec(f"{path}:f")])
