@@ -170,7 +170,7 @@ def _prompts() -> Prompts:
 class Scorers:
     """Every sample is worth one."""
 
-    async def score_group(self, prompt: str, texts: Sequence[str], columns: Any) -> list[Scored]:
+    async def score_group(self, prompt: str, texts: Sequence[str], columns: Any, beside: Any) -> list[Scored]:
         """Score at once."""
         return [Scored(1.0, {}) for _ in texts]
 
