@@ -7,6 +7,8 @@ inside a killable one.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
+from typing import Any
 
 import msgspec
 
@@ -14,12 +16,13 @@ from slipstream.errors import UserError
 from slipstream.rewards.base import Outcome, ScorerFault, Task
 from slipstream.rewards.characters import asciify
 from slipstream.rewards.extract import Source, extract_answer, last_marked, last_number
-from slipstream.rewards.inputs import needed, says_nothing
+from slipstream.rewards.golds import any_of, golds_of
+from slipstream.rewards.inputs import says_nothing
 from slipstream.rewards.numbers import Number, parse_number, same
 
 
 class ExactMatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """1.0 iff the completion is the answer, character by character.
+    """1.0 iff the completion is the answer, or one of them, character by character; numbers compare as numbers.
 
     Options: `answer_column`; `strip` drops white space around both; `ignore_case`.
     """
@@ -30,18 +33,26 @@ class ExactMatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def check(self, task: Task) -> None:
         """Refuse a row without an answer; what is written in it counts as it is written."""
-        gold = task.column(self.answer_column)
-        if gold is None or not str(gold).strip() or (not isinstance(gold, str) and says_nothing(gold)):
-            raise ScorerFault(f"column {self.answer_column!r} is empty")
+        golds_of(task, self.answer_column, _is_blank)
 
     def inline(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
-        gold = str(task.column(self.answer_column))
-        return Outcome(value=float(self._form(completion) == self._form(gold)))
+        golds = golds_of(task, self.answer_column, _is_blank)
+        return Outcome(value=float(any(self._is(completion, gold) for gold in golds)))
+
+    def _is(self, completion: str, gold: Any) -> bool:
+        if isinstance(gold, int | float) and not isinstance(gold, bool):
+            number = parse_number(asciify(completion.strip()))
+            return number is not None and not number.percent and number.value == Fraction(str(gold))
+        return self._form(completion) == self._form(str(gold))
 
     def _form(self, text: str) -> str:
         text = text.strip() if self.strip else text
         return text.casefold() if self.ignore_case else text
+
+
+def _is_blank(gold: Any) -> bool:
+    return gold is None or not str(gold).strip() or (not isinstance(gold, str) and says_nothing(gold))
 
 
 class LastNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,14 +65,14 @@ class LastNumber(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def check(self, task: Task) -> None:
         """Refuse a row whose answer is no number."""
-        gold_number(task, self.answer_column)
+        gold_numbers(task, self.answer_column)
 
     def inline(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
-        gold = gold_number(task, self.answer_column)
+        golds = gold_numbers(task, self.answer_column)
         found = last_number(completion, plain=True)
         number = parse_number(found) if found else None
-        right = number is not None and not number.percent and number.value == gold.value
+        right = number is not None and not number.percent and any(number.value == gold.value for gold in golds)
         return Outcome(value=float(right))
 
 
@@ -80,15 +91,15 @@ class Gsm8k(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def check(self, task: Task) -> None:
         """Refuse a row whose answer is no number."""
-        gold_number(task, self.answer_column)
+        gold_numbers(task, self.answer_column)
 
     def inline(self, completion: str, task: Task) -> Outcome:
         """Score one completion."""
-        gold = gold_number(task, self.answer_column)
+        golds = gold_numbers(task, self.answer_column)
         order: tuple[Source, ...] = ("marker", "box") if self.need_marker else ("marker", "box", "number")
         found = extract_answer(completion, order)
         number = parse_number(found.text) if found.text else None
-        right = number is not None and same(gold, number, self.lenient_percent)
+        right = number is not None and any(same(gold, number, self.lenient_percent) for gold in golds)
         return Outcome(value=float(right), flags=("truncated",) if found.truncated else ())
 
 
@@ -119,15 +130,19 @@ class Regex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return re.compile(self.pattern, re.DOTALL | (re.IGNORECASE if self.ignore_case else 0))
 
 
-def gold_number(task: Task, column: str) -> Number:
-    """The number in the row's answer: after `####` where it has one, else all of it.
+def gold_numbers(task: Task, column: str) -> list[Number]:
+    """The numbers in the row's answers, each after `####` where it has one, else all of it.
 
     Raises:
-        ScorerFault: The row has no such column, or its answer is empty or no number.
+        ScorerFault: The row has no such column, or an answer is empty or no number.
     """
-    answer = asciify(str(needed(task, column)))
-    marked = last_marked(answer)
-    number = parse_number(answer if marked is None else marked)
-    if number is None:
-        raise ScorerFault(f"column {column!r} holds {answer[-80:]!r}, which is no number")
-    return number
+
+    def read(text: str) -> Number:
+        answer = asciify(text)
+        marked = last_marked(answer)
+        number = parse_number(answer if marked is None else marked)
+        if number is None:
+            raise ScorerFault(f"column {column!r} holds {answer[-80:]!r}, which is no number")
+        return number
+
+    return any_of(task, column, read)

@@ -14,19 +14,21 @@ from typing import Any
 
 import msgspec
 
-from slipstream.rewards.base import Outcome, Task
+from slipstream.rewards.base import Outcome, ScorerFault, Task
 from slipstream.rewards.characters import asciify
-from slipstream.rewards.extract import Extracted, extract_answer
-from slipstream.rewards.inputs import needed
+from slipstream.rewards.extract import extract_answer
+from slipstream.rewards.golds import any_of
 from slipstream.rewards.numbers import Number, looks_scientific, parse_number, parse_values, same, tidy
 from slipstream.rewards.words import scrambled
 from slipstream.rewards.wrappers import bare, without_marks
 
 _TOO_LONG = 4000
+_WORDS = 20  # a text of more is a solution whose answer is not marked
+_CHECKED = 200  # characters of a gold that is tried at load: longer ones take the library too long
 
 
 class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """1.0 iff the completion's answer equals the answer column's, as mathematics.
+    """1.0 iff the completion's answer equals the answer column's, or one of them, as mathematics.
 
     Options: `answer_column`; `lenient_percent` (28 also counts for 28 % and the reverse); `library` (False
     settles numbers, tuples and equal texts only, and needs no worker process).
@@ -37,19 +39,23 @@ class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     library: bool = True
 
     def check(self, task: Task) -> None:
-        """Refuse a row whose answer is empty, also once it is read."""
-        self._gold(task)
+        """Refuse a row whose answer is empty, also once it is read, or that the library cannot read."""
+        for gold in self._golds(task):
+            if parse_values(gold) is not None:
+                continue
+            if len(gold.split()) > _WORDS or (self.library and len(gold) <= _CHECKED and not _readable(gold)):
+                raise ScorerFault(f"column {self.answer_column!r} holds {gold[:80]!r}, which is no mathematics")
 
     def inline(self, completion: str, task: Task) -> Outcome | None:
         """Score one completion, or None where only the library can tell."""
-        gold, found = self._read(completion, task)
+        golds, found = self._golds(task), extract_answer(completion)
         flags = ("truncated",) if found.truncated else ()
         if found.text is None:
             return Outcome(value=0.0, flags=flags)
-        right = self._compare(gold, found.text)
-        if right is None and self.library and len(found.text) <= _TOO_LONG:
+        compared = [self._compare(gold, found.text) for gold in golds]
+        if True not in compared and None in compared and self.library and len(found.text) <= _TOO_LONG:
             return None
-        return Outcome(value=float(bool(right)), flags=flags)
+        return Outcome(value=float(True in compared), flags=flags)
 
     def prepare(self) -> None:
         """Import the library before the first call's clock runs."""
@@ -57,21 +63,18 @@ class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def pooled(self, completion: str, task: Task) -> Outcome:
         """Score one completion through math-verify."""
-        gold, found = self._read(completion, task)
+        golds, found = self._golds(task), extract_answer(completion)
         if found.text is None:
             return Outcome(value=0.0)
-        try:
-            right = library_equal(gold, found.text)
-        except RecursionError:
-            right = False
+        right = any(_is_equal(gold, found.text) for gold in golds)
         return Outcome(value=float(right), flags=("truncated",) if found.truncated else ())
 
-    def _read(self, completion: str, task: Task) -> tuple[str, Extracted]:
-        return self._gold(task), extract_answer(completion)
+    def _golds(self, task: Task) -> list[str]:
+        def read(text: str) -> str:
+            gold = asciify(text)
+            return extract_answer(gold, ("box", "marker")).text or gold
 
-    def _gold(self, task: Task) -> str:
-        column = asciify(str(needed(task, self.answer_column)))
-        return extract_answer(column, ("box", "marker")).text or column
+        return any_of(task, self.answer_column, read)
 
     def _compare(self, gold: str, answer: str) -> bool | None:
         """Equal, different, or None for what isn't made of plain numbers."""
@@ -91,6 +94,24 @@ class Math(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def _all_same(self, golds: tuple[Number, ...], answers: tuple[Number, ...]) -> bool:
         pairs = zip(golds, answers, strict=True)
         return all(same(gold, answer, self.lenient_percent) for gold, answer in pairs)
+
+
+def _is_equal(gold: str, answer: str) -> bool:
+    try:
+        return library_equal(gold, answer)
+    except RecursionError:
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _readable(gold: str) -> bool:
+    """Whether the library makes more of a gold than the text that it is; a word may be one."""
+    parse, _ = _library()
+    try:
+        found = parse(f"${_canonical(without_marks(gold))}$", parsing_timeout=None)
+    except (RecursionError, ValueError, TypeError):
+        return False
+    return gold.strip().isalnum() or any(not isinstance(each, str) for each in found)
 
 
 def library_equal(gold: str, answer: str) -> bool:
