@@ -16,7 +16,9 @@ from slipstream.rewards.scorers import Scorers
 ASSERTS = ["assert double(2) == 4", "assert double(5) == 10"]
 RIGHT, WRONG = "def double(x): return 2 * x", "def double(x): return 0"
 READS, PRINTS = "print(int(input()) + 1)", "print(9)"
-UNITTEST = "import unittest\nclass A(unittest.TestCase):\n  def test_a(self):\n    self.assertEqual(double(2), 4)"
+UNITTEST = (
+    "import unittest\nclass A(unittest.TestCase):\n  def test_a(self):\n    self.assertEqual(double(2), 4)"
+)
 SHAPES: dict[str, tuple[Any, str, str]] = {
     "text": ("\n".join(ASSERTS), RIGHT, WRONG),
     "list": (ASSERTS, RIGHT, WRONG),
