@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.config.rules import resolved
+from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.secrets import free_of_secrets, hand_over, handed_over, redis_password
+from slipstream.secrets import free_of_secrets, hand_over, handed_over, hide, redis_password
 
 
 def test_no_password_is_none() -> None:
@@ -56,3 +58,32 @@ def test_a_role_reads_what_it_was_handed_as_often_as_it_likes_and_others_are_tol
         for descriptor in descriptors:
             os.close(descriptor)
     assert free_of_secrets(given) == {"HOME": "/x"}
+
+
+@pytest.mark.parametrize(
+    ("given", "hidden"),
+    [
+        ({"api_key": "abc", "max_tokens": 5}, {"api_key": "(hidden)", "max_tokens": 5}),
+        ({"Authorization": "Basic abc"}, {"Authorization": "(hidden)"}),
+        ({"headers": [{"x-api-keys": ["a", "b"]}]}, {"headers": [{"x-api-keys": "(hidden)"}]}),
+        (
+            {"token": "abc", "add_token": True, "password": None},
+            {"token": "(hidden)", "add_token": True, "password": None},
+        ),
+        ("https://me:pw@host:80/a?b=1&sig_token=xyz&c=2", "https://(hidden)@host:80/a?b=1&(hidden)&c=2"),
+        ("say hf_abcdefghijklmnop here", "say (hidden) here"),
+        ("sk-proj-abcdefghijkl", "(hidden)"),
+        ("Bearer abc.def", "Bearer (hidden)"),
+        ("prefix s3cr3t-value suffix", "prefix (hidden) suffix"),
+        ({"s3cr3t-value": 1}, {"(hidden)": 1}),
+        ("file:///a@b, user@host, 7 tokens, /home/me/keys", "file:///a@b, user@host, 7 tokens, /home/me/keys"),
+    ],
+)
+def test_what_leaves_the_machine_holds_no_secret(given: object, hidden: object) -> None:
+    assert (
+        hide(given, {"JUDGE_KEY": "s3cr3t-value", "SHORT_TOKEN": "to", "KEY_FILE": "/home/me/keys"}) == hidden
+    )
+
+
+def test_the_settings_themselves_are_no_secrets() -> None:
+    assert hide(resolved(Config()), {}) == resolved(Config())

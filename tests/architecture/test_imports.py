@@ -48,7 +48,7 @@ LIBRARIES = {
     "simulation": set(),
     "staleness": set(),
     "stores": {"fsspec"},
-    "telemetry": {"opentelemetry", "prometheus_client", "tensorboardX", "wandb"},
+    "telemetry": {"mlflow", "opentelemetry", "prometheus_client", "tensorboardX", "trackio", "wandb"},
     "text": set(),
     "tokens": {"jinja2", "transformers"},
     "transport": {"msgspec", "zmq"},

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import builtins
-import math
-import struct
-import sys
 import threading
-from contextlib import AsyncExitStack
-from types import SimpleNamespace
+import time
 
 import pytest
 
-from slipstream.config.telemetry import TelemetrySection
-from slipstream.errors import UserError
-from slipstream.telemetry import sinks as sinks_module
-from slipstream.telemetry.samples import Sampled, is_sent
-from slipstream.telemetry.sinks import Sinks, evaluation_values, open_sinks, step_values
+from slipstream.telemetry.samples import is_sent
+from slipstream.telemetry.sinks import feeds
+from slipstream.telemetry.sinks.contract import Sampled, SinkRun
+from slipstream.telemetry.sinks.feeds import FAILURES, WAITING, Sinks
+
+SAMPLE = Sampled("sort: ba", "ab", 1.0, "stop")
 
 
 class Kept:
     """A sink that keeps what it is told."""
 
-    def __init__(self) -> None:
-        self.told: list[tuple] = []
-
-    def begin(self, step):
-        self.told.append(("begin", step))
+    def __init__(self, run=None) -> None:
+        self.told: list[tuple] = [] if run is None else [("open", run)]
 
     def write(self, step, values, samples):
         self.told.append((step, dict(values), list(samples)))
@@ -36,165 +28,147 @@ class Kept:
         self.told.append(("close",))
 
 
-SAMPLE = Sampled("sort: ba", "ab", 1.0, "stop")
+@pytest.fixture
+def run(tmp_path) -> SinkRun:
+    return SinkRun("r", tmp_path, {"run": {"seed": 3}}, step=0)
 
 
-def test_what_is_sent_arrives_in_order_at_its_step():
+def sinks_of(run, **sinks):
+    return Sinks(run, {name: lambda _, sink=sink: sink for name, sink in sinks.items()})
+
+
+def test_what_is_sent_arrives_in_order_at_its_step(run):
     kept = Kept()
-    sinks = Sinks({"x": kept})
-    sinks.begin(4)
+    sinks = sinks_of(run, x=kept)
     sinks.write(5, {"a": 2.5}, [SAMPLE])
     sinks.write(4, {"late": 1.0})
     sinks.close()
-    assert kept.told == [("begin", 4), (5, {"a": 2.5}, [SAMPLE]), (4, {"late": 1.0}, []), ("close",)]
+    assert kept.told == [(5, {"a": 2.5}, [SAMPLE]), (4, {"late": 1.0}, []), ("close",)]
 
 
-def test_a_sink_that_fails_is_given_up_and_the_others_go_on():
+def test_a_sink_is_opened_with_the_run_at_the_first_step_that_it_is_sent(run):
+    opened = []
+    sinks = Sinks(run, {"x": lambda given: opened.append(given) or Kept()})
+    sinks.begin(4)
+    assert opened == []
+    sinks.write(5, {})
+    sinks.close()
+    assert [(each.name, each.config, each.step) for each in opened] == [("r", {"run": {"seed": 3}}, 4)]
+
+
+def test_a_run_without_a_step_opens_no_sink(run):
+    sinks = Sinks(run, {"x": lambda _: pytest.fail("opened")})
+    sinks.begin(0)
+    sinks.close()
+
+
+@pytest.mark.parametrize("error", [ConnectionError("away"), SystemExit(3), KeyboardInterrupt(), MemoryError()])
+def test_a_sink_that_fails_is_tried_again_and_given_up_after_failures_in_a_row(run, error, caplog):
     failed, kept = [], Kept()
 
     class Broken(Kept):
         def write(self, step, values, samples):
             failed.append(step)
-            raise ConnectionError("away")
+            raise error
 
-    sinks = Sinks({"broken": Broken(), "good": kept})
-    for step in (1, 2, 3):
+    sinks = sinks_of(run, broken=Broken(), good=kept)
+    for step in range(1, 31):
         sinks.write(step, {})
     sinks.close()
-    assert (failed, [told[0] for told in kept.told]) == ([1], [1, 2, 3, "close"])
+    assert failed == list(range(1, FAILURES + 1))
+    assert [told[0] for told in kept.told] == [*range(1, 31), "close"]
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith(f"broken goes without step 1: {type(error).__name__}")
+    assert said[-1].startswith(f"broken is given up after {FAILURES} failures in a row")
+    assert len(said) <= 6  # not one a step
 
 
-def test_a_sink_that_hangs_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(sinks_module, "CLOSE_SECONDS", 0.05)
-    gate = threading.Event()
+def test_a_sink_whose_server_was_away_for_a_while_goes_on(run):
+    class Away(Kept):
+        def write(self, step, values, samples):
+            if 3 <= step <= 8:
+                raise ConnectionError("away")
+            super().write(step, values, samples)
+
+    sinks = sinks_of(run, away=(away := Away()))
+    for step in range(1, 12):
+        sinks.write(step, {})
+    sinks.close()
+    assert [told[0] for told in away.told] == [1, 2, 9, 10, 11, "close"]
+
+
+def test_a_sink_that_cannot_be_opened_is_opened_again(run):
+    tries, kept = [], Kept()
+
+    def make(_):
+        tries.append(1)
+        if len(tries) < 3:
+            raise ConnectionError("away")
+        return kept
+
+    sinks = Sinks(run, {"x": make})
+    for step in range(1, 5):
+        sinks.write(step, {})
+    sinks.close()
+    assert [told[0] for told in kept.told] == [3, 4, "close"]
+
+
+def test_what_a_sink_fails_with_is_told_without_its_secrets(run, caplog, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+
+    class Broken(Kept):
+        def write(self, step, values, samples):
+            raise ConnectionError("http://me:pass@host/api refused 0123456789abcdef")
+
+    sinks = sinks_of(run, broken=Broken())
+    sinks.write(1, {})
+    sinks.close()
+    assert "pass" not in caplog.text
+    assert "0123456789abcdef" not in caplog.text
+    assert "http://(hidden)@host/api refused (hidden)" in caplog.text
+
+
+def test_a_sink_that_hangs_holds_up_neither_the_run_nor_another_sink(run, monkeypatch, caplog):
+    monkeypatch.setattr(feeds, "CLOSE_SECONDS", 0.3)
+    gate, kept = threading.Event(), Kept()
 
     class Slow(Kept):
         def write(self, step, values, samples):
             gate.wait(30)
 
-    sinks = Sinks({"slow": Slow()})
-    for step in range(sinks_module.WAITING + 10):
+    sinks = sinks_of(run, slow=Slow(), good=kept)
+    began = time.monotonic()
+    for step in range(WAITING + 10):
         sinks.write(step, {})
+        while len(kept.told) <= step and time.monotonic() < began + 20:
+            time.sleep(0.0005)
+    assert [told[0] for told in kept.told] == list(range(WAITING + 10))
+    began = time.monotonic()
     sinks.close()
+    assert time.monotonic() - began < 5
+    assert caplog.text.count("slow does not keep up") == 1
+    assert "slow is not done after 0.3 s" in caplog.text
     gate.set()
 
 
-def events(folder):
-    """Every event of the files of a folder, oldest file first."""
-    from tensorboardX.proto.event_pb2 import Event
+def test_what_waits_when_the_run_ends_is_written_also_from_a_full_queue(run):
+    gate, kept = threading.Event(), Kept()
 
-    found = []
-    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            (size,) = struct.unpack_from("<Q", data, at)
-            found.append(Event.FromString(data[at + 12 : at + 12 + size]))
-            at += 16 + size
-    return found
+    class Held(Kept):
+        def write(self, step, values, samples):
+            gate.wait(30)
+            kept.write(step, values, samples)
 
-
-async def test_tensorboard_gets_numbers_and_samples_by_step_and_hides_what_a_restart_gave_up(tmp_path):
-    pytest.importorskip("tensorboardX", reason="tensorboardX is missing (extra: tensorboard)")
-    for begun in (0, 7):
-        async with AsyncExitStack() as stack:
-            sinks = open_sinks(TelemetrySection(tensorboard=True), tmp_path, "r", stack)
-            sinks.begin(begun)
-            sinks.write(begun + 1, {"step/reward": 0.5}, [SAMPLE])
-        await asyncio.sleep(1.1)  # the library names its files by the second
-    first, second = [], []
-    for event in events(tmp_path / "tensorboard"):
-        (second if second or event.HasField("session_log") else first).append(event)
-    shown = [(event.step, value.tag) for event in first for value in event.summary.value]
-    assert shown == [(1, "step/reward"), (1, "samples/0/text_summary")]
-    (text,) = (s for event in first for value in event.summary.value for s in value.tensor.string_val)
-    assert text.decode() == "reward 1, stop\n\n    sort: ba\n\n    ab"
-    assert second[0].step == 8  # what is shown of step 8 and later counts from here on
-    assert [event.step for event in second[1:] if event.summary.value] == [8, 8]
-
-
-async def test_wandb_is_started_at_the_first_step_has_steps_for_its_axis_and_is_finished(tmp_path, monkeypatch):
-    said = []
-    run = SimpleNamespace(
-        log=said.append,
-        finish=lambda: said.append("finished"),
-        define_metric=lambda name, **terms: said.append((name, terms)),
-    )
-    fake = SimpleNamespace(
-        init=lambda **options: said.append(options["project"]) or run, Table=lambda columns, data: data
-    )
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    async with AsyncExitStack() as stack:
-        sinks = open_sinks(TelemetrySection(wandb="p"), tmp_path, "r", stack)
-        assert said == []
-        sinks.begin(0)
-        sinks.write(3, {"a": 1.0}, [SAMPLE])
-    assert said == [
-        "p",
-        ("step", {}),
-        ("*", {"step_metric": "step"}),
-        {"a": 1.0, "samples": [["sort: ba", "ab", 1.0, "stop"]], "step": 3},
-        "finished",
-    ]
+    sinks = sinks_of(run, held=Held())
+    for step in range(WAITING + 1):
+        sinks.write(step, {})
+        if step == 0:
+            time.sleep(0.1)  # the thread takes the first, so that the queue is full with the last
+    threading.Timer(0.1, gate.set).start()
+    sinks.close()
+    assert len(kept.told) == WAITING + 1
 
 
 def test_samples_are_sent_with_every_step_at_first_and_ever_less_often():
     assert all(is_sent(step) for step in range(1, 201))
     assert sum(is_sent(step) for step in range(1, 100_001)) < 2000
-
-
-async def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name == "tensorboardX":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    async with AsyncExitStack() as stack:
-        with pytest.raises(
-            UserError, match=r"telemetry.tensorboard needs tensorboardX.*pip install 'tensorboard[xX]"
-        ):
-            open_sinks(TelemetrySection(tensorboard=True), tmp_path, "r", stack)
-
-
-def test_values_of_a_step():
-    record = {
-        "step": 4,
-        "version": 3,
-        "reward": 1.0,
-        "unscored": 2,
-        "unscored_total": {"timeout": 5},
-        "gradient_norm": None,
-        "learning_rate": 1e-4,
-        "updates": 1,
-        "parts": {"wait": 2.0},
-        "components": {"exact": 0.5},
-        "load": {"train": 0.3},
-        "metrics": {
-            "slipstream_objective_loss": 3.0,
-            'slipstream_objective_trained_tokens_by_age{age="0"}': 4.0,
-        },
-    }
-    values = step_values(record)
-    assert values["step/version"] == 3
-    assert values["step/unscored"] == 2
-    assert values["unscored/timeout"] == 5
-    assert values["step/learning_rate"] == 1e-4
-    assert "step/gradient_norm" not in values  # it was not finite; None would end the sink
-    assert values["reward/exact"] == 0.5
-    assert values["seconds/wait"] == 2.0
-    assert values["objective/loss"] == 3.0
-    assert not any("{" in name for name in values)
-    endless = step_values(record | {"reward": math.inf, "metrics": {"slipstream_objective_loss": math.nan}})
-    assert "step/reward" not in endless
-    assert "objective/loss" not in endless
-    assert "step/learning_rate" not in step_values(record | {"updates": 0, "learning_rate": 0.0})
-
-
-def test_values_of_an_evaluation():
-    record = {"set": "holdout", "reward": None, "scored": 0, "unscored": 8, "truncated": 1, "tokens_mean": 3.0}
-    values = evaluation_values(record)
-    assert values["evaluation/holdout/unscored"] == 8
-    assert "evaluation/holdout/reward" not in values  # nothing scored is not a score of 0
-    assert evaluation_values(record | {"reward": 0.5})["evaluation/holdout/reward"] == 0.5

@@ -17,7 +17,7 @@ _FILES = (
     "learner.reference.source",
     "weights.folder",
 )
-_FUNCTIONS = ("reward.functions.*.use", "buffer.order")
+_FUNCTIONS = ("reward.functions.*.use", "buffer.order", "telemetry.sinks.*")
 
 
 def absolute(tree: dict[str, Any]) -> dict[str, Any]:

@@ -30,8 +30,13 @@ def _wanted(config: Config) -> Iterator[tuple[str, str, str]]:
     telemetry = config.telemetry
     if telemetry.tensorboard:
         yield "telemetry.tensorboard true", "tensorboardX", "tensorboard"
-    if telemetry.wandb is not None:
-        yield f"telemetry.wandb {telemetry.wandb!r}", "wandb", "wandb"
+    for name, project in (
+        ("wandb", telemetry.wandb),
+        ("mlflow", telemetry.mlflow),
+        ("trackio", telemetry.trackio),
+    ):
+        if project is not None:
+            yield f"telemetry.{name} {project!r}", name, name
     if telemetry.otlp_endpoint is not None:
         yield (
             f"telemetry.otlp_endpoint {telemetry.otlp_endpoint!r}",

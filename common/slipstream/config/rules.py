@@ -173,6 +173,7 @@ def _own_refusals(config: Config) -> list[str]:
         *_buffer_refusals(config),
         *_data_refusals(config),
         *_redis_refusals(config),
+        *_sink_refusals(config),
         *_secrets(config.model_dump()),
     ]
 
@@ -240,6 +241,17 @@ def _redis_refusals(config: Config) -> list[str]:
     if url.scheme not in ("redis", "rediss", "unix"):
         return [f"redis.url: scheme {url.scheme!r} is unknown; use redis://, rediss:// or unix://"]
     return []
+
+
+def _sink_refusals(config: Config) -> list[str]:
+    sinks = config.telemetry.sinks
+    found = [
+        f"telemetry.sinks.{index} {path!r} names no function; write package.module:name or file.py:name"
+        for index, path in enumerate(sinks)
+        if not all(path.rpartition(":"))
+    ]
+    twice = sorted({path for path in sinks if sinks.count(path) > 1})
+    return [*found, *(f"telemetry.sinks names {path!r} twice; name it once" for path in twice)]
 
 
 _SECRET_KEY = re.compile(r"(^|_)(password|passwd|secret|api_?key|access_token)$", re.IGNORECASE)

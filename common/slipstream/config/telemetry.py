@@ -24,7 +24,24 @@ class TelemetrySection(Section):
         False, "also write steps, evaluations and samples as TensorBoard events (extra: tensorboard)"
     )
     wandb: str | None = setting(
-        None, "also send steps, evaluations and samples to this Weights & Biases project (extra: wandb)"
+        None,
+        "also send settings, steps, evaluations and samples to this Weights & Biases project (extra: wandb)",
+        min_length=1,
+    )
+    mlflow: str | None = setting(
+        None,
+        "also send them to this MLflow experiment, on the server of MLFLOW_TRACKING_URI (extra: mlflow)",
+        min_length=1,
+    )
+    trackio: str | None = setting(
+        None,
+        "also send them to this trackio project, on this host or in TRACKIO_SPACE_ID (extra: trackio)",
+        min_length=1,
+    )
+    sinks: list[str] = setting(
+        [],
+        "also send them to functions f(step, values, samples) or classes of your own, as package.module:name or "
+        "file.py:name (docs/guides/sinks.md)",
     )
     otlp_endpoint: str | None = setting(
         None,

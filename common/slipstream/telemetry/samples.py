@@ -8,31 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.messages import Group, Sample
 from slipstream.run_folder import append_line
+from slipstream.telemetry.sinks.contract import Sampled
 
 log = logging.getLogger("slipstream.telemetry")
 SHOWN_SAMPLES = 4
 LONGEST_TEXT = 4000
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """One sample as text. `reward` is None where there is none, and `finish` then has the reason."""
-
-    prompt: str
-    text: str
-    reward: float | None
-    finish: str
-
-    def markdown(self) -> str:
-        """For a page that reads Markdown: prompt and completion as they are, in blocks of their own."""
-        head = self.finish if self.reward is None else f"reward {self.reward:g}, {self.finish}"
-        return "\n\n".join([head, _block(self.prompt), _block(self.text)])
 
 
 def sampled(record: dict[str, Any]) -> list[Sampled]:
@@ -50,10 +35,6 @@ def sampled(record: dict[str, Any]) -> list[Sampled]:
 def is_sent(step: int) -> bool:
     """Whether a step's samples go to the sinks: of every step up to 200, then ever fewer: a run has no end."""
     return step % max(1, step // 100) == 0
-
-
-def _block(text: str) -> str:
-    return "\n".join("    " + line for line in text.splitlines() or [""])
 
 
 def group_record(group: Group, reason: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from slipstream.learner.setup import Parts
 from slipstream.lifecycle.life import Life
 from slipstream.questions import EvaluationResult
 from slipstream.run_folder import append_line, read_lines
-from slipstream.telemetry.sinks import evaluation_values
+from slipstream.telemetry.sinks.shown import evaluation_values
 
 log = logging.getLogger("slipstream.learner")
 POLL_SECONDS = 0.5

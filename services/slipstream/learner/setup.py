@@ -34,7 +34,8 @@ from slipstream.run_folder import RunFolder
 from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import LearnerMetrics
 from slipstream.telemetry.samples import SampleLog
-from slipstream.telemetry.sinks import Sinks, open_sinks
+from slipstream.telemetry.sinks.feeds import Sinks
+from slipstream.telemetry.sinks.opening import open_sinks
 from slipstream.tokens import Tokenizer, load_tokenizer
 from slipstream.transport.base import Sender
 from slipstream.weights.manifest import Manifest
@@ -115,7 +116,7 @@ async def open_parts(config: Config, folder: RunFolder, name: str, life: Life, s
         evaluations,
         metrics,
         tokenizer,
-        open_sinks(config.telemetry, folder.path, folder.name, stack),
+        open_sinks(config, folder, stack),
         identity,
         uploader,
         model,

@@ -23,8 +23,9 @@ from slipstream.messages import Group
 from slipstream.run_folder import append_line, read_lines
 from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import know
-from slipstream.telemetry.samples import Sampled, SampleLog, is_sent, sampled
-from slipstream.telemetry.sinks import step_values
+from slipstream.telemetry.samples import SampleLog, is_sent, sampled
+from slipstream.telemetry.sinks.contract import Sampled
+from slipstream.telemetry.sinks.shown import step_values
 
 log = logging.getLogger("slipstream.learner")
 _RECENT_STEPS = 20

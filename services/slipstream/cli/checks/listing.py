@@ -18,6 +18,7 @@ Check = Callable[[Config], Iterable[str]]
 PLAIN: tuple[Check, ...] = (
     rewards.functions,
     rewards.order,
+    rewards.sinks,
     data.files,
     data.rows,
     model.folder,

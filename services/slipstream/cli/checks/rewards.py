@@ -1,4 +1,4 @@
-"""The user's functions: rewards, and the order of the buffer."""
+"""The user's functions: rewards, the order of the buffer, and sinks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from slipstream.rewards.base import RewardSpec, Scored
 from slipstream.rewards.functions import load_function
 from slipstream.rewards.scorers import Scorers
 from slipstream.rewards.wire import Beside
+from slipstream.telemetry.sinks.own import load_sink
 
 
 def functions(config: Config) -> Iterator[str]:
@@ -53,3 +54,12 @@ def order(config: Config) -> Iterator[str]:
     if ":" in config.buffer.order:
         load_function(config.buffer.order, "buffer.order")
     yield from ()
+
+
+def sinks(config: Config) -> Iterator[str]:
+    """Sinks of `telemetry.sinks` that cannot be imported, or called."""
+    for index, path in enumerate(config.telemetry.sinks):
+        try:
+            load_sink(path, f"telemetry.sinks.{index}")
+        except UserError as error:
+            yield str(error)
