@@ -49,11 +49,7 @@ class Before(NamedTuple):
 
 
 class RunFolder:
-    """Paths of one run. Nothing else in the project spells them out.
-
-    Attributes:
-        held_here: Whether this very object holds the run.
-    """
+    """Paths of one run; nothing else spells them out. `held_here` says whether this very object holds it."""
 
     def __init__(self, root: str | Path, name: str) -> None:
         check_name("run.name", name)
@@ -107,6 +103,10 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def evaluations_asked(self) -> Path:
+        return self.path / "evaluations-asked.jsonl"
+
+    @property
     def warnings(self) -> Path:
         """One JSON line for each stretch in which the run learned nothing, and one for the end of it."""
         return self.path / "warnings.jsonl"
@@ -141,9 +141,8 @@ class RunFolder:
             UserError: The disk refuses.
         """
         try:
-            more = [self.path / name for name in ("buffer", "poison", "attempts")]
-            for folder in (self.checkpoints, self.redis, self.logs, *more):
-                folder.mkdir(parents=True, exist_ok=True)
+            for name in ("checkpoints", "redis", "logs", "buffer", "poison", "attempts"):
+                (self.path / name).mkdir(parents=True, exist_ok=True)
             close_to_others(self.path)
             (self.path / ".lock").open("a").close()  # a folder that was there may refuse it
         except OSError as error:
@@ -172,7 +171,7 @@ class RunFolder:
 
     @property
     def in_use(self) -> bool:
-        """Whether a process holds the run; asking takes nothing, so nobody who starts meanwhile is refused."""
+        """Whether a process holds the run; asking takes nothing."""
         try:
             with (self.path / ".lock").open("rb+") as lock:
                 found = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _WHOLE_FILE)

@@ -22,6 +22,7 @@ class FakeLedger:
         self.closed: list[str] = []
         self.results: dict[int, float | None] = {}
         self.expired = False
+        self.version = 5
 
     async def open_eval(self, job, items, min_version, seconds):
         assert job not in self.jobs, "the ledger refuses other terms under the same name"
@@ -32,7 +33,7 @@ class FakeLedger:
         self.jobs.pop(job, None)
 
     async def eval_status(self, job):
-        return EvalStatus(len(self.results), self.jobs[job][0], 5, self.expired)
+        return EvalStatus(len(self.results), self.jobs[job][0], self.version, self.expired)
 
     async def eval_results(self, job):
         return {
@@ -137,3 +138,46 @@ async def test_the_wait_at_the_end_has_a_deadline(parts, monkeypatch):
     await evaluations.ask(Line(10, 5))
     with pytest.raises(RunHalted, match="10:holdout"):
         await evaluations.finished()
+
+
+async def test_an_evaluation_is_of_the_step_whose_weights_were_evaluated(parts, caplog):
+    caplog.set_level("INFO")
+    evaluations = Evaluations(parts, Line(0, 0))
+    for step in (1, 2, 3, 4, 5):
+        evaluations.made(Line(step, step))
+        if step in (3, 5):
+            await evaluations.ask(Line(step, step))
+    parts.ledger.results = dict.fromkeys(range(3), 1.0)
+    await evaluations._collect_once()
+    (record,) = read_lines(parts.folder.evaluations)
+    assert (record["step"], record["asked"], record["version"]) == (5, 3, 5)
+    assert [step for step, _ in parts.sent] == [5]
+    assert "evaluation at step 5: holdout 1.000 (3 items, asked for at step 3)" in caplog.text
+    assert (
+        "evaluation of holdout asked for at step 5: of step 5's weights, as one before, which counts"
+        in caplog.text
+    )
+    assert parts.ledger.jobs == {}
+    caplog.clear()
+    Evaluations(parts, Line(6, 6))  # neither is owed
+    assert caplog.text == ""
+
+
+async def test_an_evaluation_under_way_at_a_stop_is_said_to_be_given_up_once(parts, caplog):
+    before = Evaluations(parts, Line(0, 0))
+    await before.ask(Line(0, 0))
+    Evaluations(parts, Line(3, 4))
+    assert "evaluation of holdout at step 0 was under way at a stop and is given up" in caplog.text
+    caplog.clear()
+    Evaluations(parts, Line(4, 5))
+    assert caplog.text == ""
+
+
+async def test_one_that_was_answered_late_is_not_owed(parts, caplog):
+    evaluations = Evaluations(parts, Line(0, 0))
+    await evaluations.ask(Line(0, 0))
+    evaluations.made(Line(2, 5))
+    parts.ledger.results = dict.fromkeys(range(3), 1.0)
+    await evaluations._collect_once()
+    Evaluations(parts, Line(3, 6))
+    assert caplog.text == ""

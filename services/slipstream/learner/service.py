@@ -149,6 +149,7 @@ class Learner:
         trained_on, dropped = trained_of(batch, report), idle_of(batch, report)
         await self._parts.ledger.commit(line.step, line.version, self._parts.learner, trained_on, dropped)
         self._line = line
+        self._evaluations.made(line)
         self._intake.gone(dropped)
         trained = time.monotonic()
         await self._parts.publishing.publish(line.version)
