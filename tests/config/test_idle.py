@@ -230,3 +230,10 @@ def test_what_a_recipe_brings_is_not_held_against_anybody(recipe: str, usable: A
 )  # fmt: skip
 def test_a_condition_says_itself_in_words(condition: Condition, words: str) -> None:
     assert condition.words("here") == words
+
+
+def test_what_is_turned_off_needs_nothing_to_act_on() -> None:
+    """Else proximal none would be told to set the clip to null, and then that null has no effect."""
+    tree = {"objective": {"correction": "tis", "proximal": "none", "clip_low": None, "clip_high": None}}
+    rewards = {"functions": [{"use": "last_number"}]}
+    assert build({"data": {"kind": "arithmetic"}, "reward": rewards, **tree})[1] == []

@@ -33,8 +33,8 @@ def idle_settings(config: Section, objective: Objective) -> Iterator[tuple[str, 
     for path, section, name, field in _settings(config):
         condition = condition_of(field)
         value = getattr(section, name)
-        if condition is None or not _chosen(section, name, field):
-            continue
+        if condition is None or value is None or not _chosen(section, name, field):
+            continue  # null turns something off, which is in place also where it would not act
         here = path.rpartition(".")[0]
         look = lookup(config, here, fields)
         if not condition.holds(look):
