@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from slipstream.lifecycle import address
-from slipstream.lifecycle.address import announced_host
+from slipstream.lifecycle.address import announced_host, family_of, in_url
 
 
 def test_what_is_given_wins() -> None:
@@ -32,12 +32,23 @@ def test_a_bound_address_is_announced_as_it_is() -> None:
 )
 def test_of_every_address_the_reachable_one(monkeypatch, resolved: str, routed: str, announced: str) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
-    monkeypatch.setattr(address, "_resolved", lambda name: resolved)
-    monkeypatch.setattr(address, "_routed", lambda: routed)
+    monkeypatch.setattr(address, "_resolved", lambda name, family: resolved)
+    monkeypatch.setattr(address, "_routed", lambda family: routed)
     assert announced_host("0.0.0.0") == announced
 
 
 def test_an_unknown_name_and_a_cut_network_are_no_error(monkeypatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
-    monkeypatch.setattr(address, "_NOWHERE", ("256.0.0.1", 9))
+    monkeypatch.setattr(address, "_NOWHERE", {socket.AF_INET: ("256.0.0.1", 9)})
     assert announced_host("0.0.0.0") == "no-such-host.invalid"
+
+
+def test_an_address_of_ipv6_goes_into_a_url_in_brackets_and_another_as_it_is() -> None:
+    assert [in_url(host) for host in ("::1", "[::1]", "10.0.0.7", "name")] == [
+        "[::1]",
+        "[::1]",
+        "10.0.0.7",
+        "name",
+    ]
+    assert [family_of(host) for host in ("::", "0.0.0.0", "name")] == [socket.AF_INET6] + [socket.AF_INET] * 2
+    assert announced_host("::1") == "::1"

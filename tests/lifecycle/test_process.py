@@ -114,9 +114,9 @@ def test_a_second_interrupt_ends_at_once(ends):
         os.kill(os.getpid(), signal.SIGINT)
         await life.wait_for_stop()
         seen = asyncio.Event()
-        loop.add_signal_handler(signal.SIGUSR1, seen.set)
+        loop.add_signal_handler(signal.SIGUSR2, seen.set)
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
         await seen.wait()
 
     run_process(service)

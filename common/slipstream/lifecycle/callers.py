@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from slipstream.lifecycle.address import family_of
 from slipstream.lifecycle.descriptors import cut
 
 BUSY_SECONDS = 0.05
@@ -22,6 +23,7 @@ class BoundedCallers(socketserver.ThreadingMixIn):
         listener: What the connections that are cut off are counted under.
     """
 
+    address_family: int
     daemon_threads = True
     request_queue_size = 64
     listener = "pages"
@@ -29,6 +31,7 @@ class BoundedCallers(socketserver.ThreadingMixIn):
     seconds = 10.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.address_family = family_of(arguments[0][0])
         self._callers: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         super().__init__(*arguments, **options)

@@ -133,16 +133,24 @@ def _install_signals(life: Life, deadline: _Deadline, save_seconds: float) -> No
         before.append(number)
         life.stop(at_once=alone)  # what a drain needs, such as the ledger, goes with the supervisor
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, asked, number)
 
 
-def end_on_sigterm() -> None:
-    """Until a service takes the signals over, SIGTERM ends the process with 0: nothing has begun yet.
+def stop_signals() -> list[signal.Signals]:
+    """What asks a process to stop: a closed terminal and Slurm's warning, too, unless they are ignored (`nohup`)."""
+    more = [each for each in (signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(each) is not signal.SIG_IGN]
+    return [signal.SIGTERM, signal.SIGINT, *more]
 
-    The kernel gives process 1 of a container no default for it, so it would be ignored while libraries load.
+
+def end_on_sigterm() -> None:
+    """Until a service takes the signals over, those that ask for a stop end the process with 0: nothing has begun.
+
+    The kernel gives process 1 of a container no default for SIGTERM, so it would be ignored while libraries load.
     """
-    signal.signal(signal.SIGTERM, lambda number, frame: exit_now(EXIT_OK))
+    for number in stop_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, lambda number, frame: exit_now(EXIT_OK))
 
 
 def die_with_parent() -> None:

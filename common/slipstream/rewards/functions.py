@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ def load_function(path: str, what: str = "scorer") -> Reward:
         UserError: No such file, module or function, or the import fails; the message holds the cause.
     """
     where, _, name = path.rpartition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last: what it holds hides no library
     try:
         module = _import_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except MemoryError:

@@ -36,7 +36,7 @@ class Child:
         self._folder = tempfile.mkdtemp(prefix="slipstream-run-") if isolated else None
         self.control, control = socket.socketpair()
         self.output, output = socket.socketpair()
-        command = [sys.executable, *(["-P"] if isolated else []), "-m", "slipstream.rewards.worker"]
+        command = [sys.executable, "-P", "-m", "slipstream.rewards.worker"]
         try:
             self._process = subprocess.Popen(
                 [*command, str(control.fileno())],

@@ -25,8 +25,8 @@ def source_digest(use: str) -> str | None:
 
 
 def _file_of(module: str) -> Path | None:
-    """The file of a dotted path, looked for where a worker process looks, which begins with its working folder."""
-    places: list[str] = [os.getcwd(), *sys.path]
+    """The file of a dotted path, looked for where a worker process looks, which ends with its working folder."""
+    places: list[str] = [*sys.path, os.getcwd()]
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:count]), places)

@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Mapping
 
 PORT = "SLIPSTREAM__NETWORK__METRICS_PORT"
+HOST = "SLIPSTREAM__NETWORK__HOST"
+_OWN = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::": "[::1]"}
 SECONDS = 3.0
 _LONGEST = 500
 
@@ -25,8 +27,10 @@ def probe(path: str, environment: Mapping[str, str]) -> tuple[bool, str]:
     port = environment.get(PORT, "")
     if port in ("", "0"):
         return True, f"{PORT} is not set: nothing to ask"
+    bound = environment.get(HOST, "")
+    host = _OWN.get(bound, f"[{bound}]" if ":" in bound else bound)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=SECONDS) as answer:
+        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=SECONDS) as answer:
             return True, _line(path, answer.read(_LONGEST))
     except urllib.error.HTTPError as error:
         return False, f"{error.code} {_line(path, error.read(_LONGEST))}"

@@ -13,6 +13,7 @@ from functools import partial
 import zmq
 
 from slipstream.errors import UserError
+from slipstream.lifecycle.address import in_url, is_v6
 from slipstream.messages import Frame, Frames
 from slipstream.transport.base import Limits, Peer, ReceiverOptions, SenderOptions
 from slipstream.transport.bounds import bound_messages
@@ -69,6 +70,7 @@ class ZmqDialer:
         socket.setsockopt(zmq.PROBE_ROUTER, 1)
         # Without it, parcels would pile up for a peer that never comes while another is free.
         socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.IPV6, int("://[" in peer.endpoint))
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if self._client is not None and peer.public_key is not None:
@@ -151,13 +153,14 @@ class ZmqExchange:
 
     def _bind(self, socket: zmq.SyncSocket) -> None:
         host, port, setting = self._options.host, self._options.port, self._options.setting
+        socket.setsockopt(zmq.IPV6, int(is_v6(host)))
         try:
-            socket.bind(f"tcp://{host}:{port or '*'}")
+            socket.bind(f"tcp://{in_url(host)}:{port or '*'}")
         except zmq.ZMQError as error:
             mend = f"free the port, or set {setting} to 0 to let the system choose"
             raise UserError(f"{setting}: cannot listen on port {port} of {host}: {error}", mend) from None
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._endpoint = f"tcp://{self._options.advertise or host}:{bound.rsplit(':', 1)[1]}"
+        self._endpoint = f"tcp://{in_url(self._options.advertise or host)}:{bound.rsplit(':', 1)[1]}"
 
     def _close_gate(self) -> None:
         if self._gate is not None:

@@ -122,7 +122,7 @@ class Bench:
     def _receiver(self, link: str, place: Path, index: int) -> subprocess.Popen[str]:
         own = place / ("near" if link == "shm" else f"far{index}")
         own.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "slipstream.weights.bench", link, str(own)]
+        command = [sys.executable, "-P", "-m", "slipstream.weights.bench", link, str(own)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

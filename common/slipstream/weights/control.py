@@ -9,6 +9,7 @@ import zmq
 from zmq.utils import z85
 
 from slipstream.errors import UserError, WeightsError
+from slipstream.lifecycle.address import in_url, is_v6
 from slipstream.transport.bounds import bound_messages
 from slipstream.transport.door import Door
 from slipstream.transport.keys import KeyPair
@@ -66,7 +67,7 @@ class Gate:
             self.close()
             raise
         port = self.router.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1]
-        self.place = f"{options.advertise or options.host}:{port}"
+        self.place = f"{in_url(options.advertise or options.host)}:{port}"
 
     def take(self) -> list[bytes]:
         """The next message's frames, the first of them who sent it; waits for it."""
@@ -102,8 +103,9 @@ def _bind(socket: zmq.Socket[bytes], options: ServerOptions) -> None:
         socket.setsockopt(zmq.CURVE_SECRETKEY, options.keys.secret.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, options.keys.public.encode())
         socket.setsockopt(zmq.ZAP_DOMAIN, b"slipstream")
+    socket.setsockopt(zmq.IPV6, int(is_v6(options.host)))
     try:
-        socket.bind(f"tcp://{options.host}:{options.port or '*'}")
+        socket.bind(f"tcp://{in_url(options.host)}:{options.port or '*'}")
     except zmq.ZMQError as error:
         raise UserError(
             f"weights.port {options.port} on {options.host} cannot be used: {error}",
@@ -123,6 +125,7 @@ def dial(context: Context, endpoint: str, options: Dial) -> tuple[zmq.Socket[byt
         socket.setsockopt(zmq.CURVE_SERVERKEY, options.server_key.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, options.keys.secret.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, options.keys.public.encode())
+    socket.setsockopt(zmq.IPV6, int("://[" in endpoint))
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:

@@ -207,6 +207,7 @@ class NcclPuller:
         """See `base.Puller`."""
         token, _, place = endpoint.removeprefix(SCHEME).partition("@")
         host, _, port = place.rpartition(":")
+        host = host.strip("[]")
         whole = whole_request(manifest, part, len(target), start)
         try:
             with (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from slipstream.errors import MessageError, UserError, WeightsError
+from slipstream.lifecycle.address import family_of
 from slipstream.lifecycle.descriptors import cut
 from slipstream.weights.shelf import Shelf
 from slipstream.weights.stream_wire import TOKEN_BYTES, Endpoint, frame, take_frame, tune
@@ -62,7 +63,9 @@ class StreamServer:
         self._shelf, self._stuck_seconds = shelf, stuck_seconds
         self._token = secrets.token_hex(TOKEN_BYTES // 2)
         try:
-            self._listener = socket.create_server((host, port), backlog=MOST_CONNECTIONS)
+            self._listener = socket.create_server(
+                (host, port), family=family_of(host), backlog=MOST_CONNECTIONS
+            )
         except OSError as error:
             raise UserError(
                 f"weights.port {port} on {host} cannot be used: {error.strerror}",

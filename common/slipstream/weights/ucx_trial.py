@@ -76,7 +76,7 @@ class AddressTrials:
         if self._child is None:
             try:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", "slipstream.weights.ucx_trial"],
+                    [sys.executable, "-P", "-m", "slipstream.weights.ucx_trial"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from slipstream.cli import configs, drop, inspect, run, watching
 from slipstream.cli import metrics as cli_metrics
 from slipstream.cli import plan as cli_plan
 from slipstream.cli import weights as cli_weights
+from slipstream.cli.streams import give_up_on, open_streams
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
 from slipstream.telemetry.logs import LAST_WORD, under_supervisor
 
@@ -36,6 +36,7 @@ second Ctrl-C; 2 a mistake in what was given; 3 the run stopped itself; 130 anot
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    open_streams()
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     options = _parse(arguments)
     try:
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away, as `| head` does; nothing more can be said to it, also not at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_on(sys.stdout)
         return EXIT_FAULT
     except OSError as error:
         return _say(error, EXIT_FAULT)  # a full disk, a folder without permission: the system's own words

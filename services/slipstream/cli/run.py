@@ -14,6 +14,7 @@ from slipstream.attempt_end import End, record_end
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks.listing import PLAIN, STARTING, problems
 from slipstream.cli.going_on import recorded_config, refuse_another_run, settle_going_back, tell_going_on
+from slipstream.cli.streams import written
 from slipstream.config.load import load_config, load_recorded
 from slipstream.config.rules import missing_parts
 from slipstream.config.rules_learner import missing_compiler
@@ -160,7 +161,7 @@ def _supervise(config: Config, warnings: list[str], asked: str, back: str | None
         saving = config.learner.checkpoint.stop_seconds
         fault = run_process(supervise, 2 * config.supervisor.drain_seconds, save_seconds=saving)
         if folder.steps.exists() or not fault:
-            print_summary(folder, sys.stdout, counts)
+            written(sys.stdout, lambda: print_summary(folder, sys.stdout, counts))
         if not fault and outcome == EXIT_OK and not finished:
             log.info("to go on: slipstream resume %s", folder.path)
         if cause:

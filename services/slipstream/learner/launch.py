@@ -17,7 +17,7 @@ from types import FrameType
 
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_FAULT, EXIT_OK
-from slipstream.lifecycle.process import PARENT_VARIABLE
+from slipstream.lifecycle.process import PARENT_VARIABLE, stop_signals
 from slipstream.secrets import handed_over
 
 _POLL_S = 0.05
@@ -40,7 +40,7 @@ def launch(ranks: int, arguments: Sequence[str], drain_seconds: float) -> int:
     Returns:
         The exit code of the first rank that ended otherwise than with 0, or 0.
     """
-    argv = [sys.executable, "-m", "slipstream.cli.main", *arguments]
+    argv = [sys.executable, "-P", "-m", "slipstream.cli.main", *arguments]
     common = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -58,7 +58,7 @@ def launch(ranks: int, arguments: Sequence[str], drain_seconds: float) -> int:
         for rank in range(ranks)
     ]
     asked = _Asked()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         signal.signal(number, asked)
     try:
         return _wait(processes, asked, drain_seconds)

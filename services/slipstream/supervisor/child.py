@@ -28,6 +28,20 @@ _LAST_WORDS_SECONDS = 3.0  # to read what a dead process has left in its pipe
 Echo = Callable[[bytes], object]
 
 
+_OF_A_LAUNCHER = (
+    "WORLD_SIZE",
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
 def to_stderr(chunk: bytes) -> None:
     """Pass a child's line on as it is."""
     sys.stderr.buffer.write(chunk)
@@ -143,10 +157,14 @@ def _open(spec: ProcessSpec) -> subprocess.Popen[bytes]:
 
 
 def _inherited() -> dict[str, str]:
-    """Our environment without its settings, which are in the recorded config, where the command line has won, and
-    without secrets."""
+    """Our environment without its settings, which are in the recorded config, where the command line has won, without
+    secrets, and without what another launcher said of ranks that are none of ours."""
     kept = free_of_secrets(os.environ)
-    return {name: value for name, value in kept.items() if not name.startswith(ENV_PREFIX)}
+    return {
+        name: value
+        for name, value in kept.items()
+        if not name.startswith((ENV_PREFIX, "TORCHELASTIC_")) and name not in _OF_A_LAUNCHER
+    }
 
 
 async def _next_line(stream: asyncio.StreamReader) -> bytes:

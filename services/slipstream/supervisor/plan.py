@@ -48,7 +48,8 @@ def role_specs(
 
 
 def _slipstream() -> list[str]:
-    return [sys.executable, "-m", "slipstream.cli.main"]
+    """Without the working folder on the path (-P): a file called queue.py there is not the library's."""
+    return [sys.executable, "-P", "-m", "slipstream.cli.main"]
 
 
 def _streaming_stores() -> dict[str, str]:
