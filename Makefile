@@ -6,12 +6,17 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 VLLM := .venv-vllm
 
-.PHONY: demo vllm-cpu test-vllm test test-fast test-process compose-test lint docs clean
+.PHONY: demo vllm-cpu test-vllm test programs test-fast test-process compose-test lint docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/slipstream up configs/smollm2-sums.yaml
 
-test: test-fast test-process
+test: programs test-fast test-process
+	@tests/programs missing
+
+# Redis, Prometheus, Chromium and bubblewrap, which some tests need: fetched where root and apt are here.
+programs:
+	@tests/programs install
 
 # Two workers, one file at a time each: a server that a file starts serves all its tests.
 test-fast: $(VENV)/.test
@@ -53,8 +58,6 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --editable ".[reasoning-gym,datasets,test,dev]"
-	@command -v bwrap >/dev/null || { [ "$$(id -u)" = 0 ] && timeout 300 apt-get install -y -qq bubblewrap </dev/null >/dev/null 2>&1; } \
-	  || echo "bubblewrap is not here, so tests of what it holds are skipped: apt install bubblewrap"
 	touch $@
 
 # torchvision, torchaudio and torchcodec come along and do not load beside a CPU torch, which breaks transformers.

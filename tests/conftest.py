@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,16 @@ from slipstream.ledger.records import MemberInfo
 
 settings.register_profile("unhurried", deadline=None)  # a machine may be busy
 settings.load_profile("unhurried")
+
+
+def pytest_configure() -> None:
+    """Processes that tests start hear the signals that they are sent, also under `make test &` and nohup: what is
+    ignored here would be ignored there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
