@@ -171,3 +171,5 @@ def test_a_path_that_leads_nowhere_says_where_it_broke(reward_file: Callable[[st
 def test_an_import_that_fails_names_its_cause(reward_file: Callable[[str], str]) -> None:
     with pytest.raises(UserError, match=r"ZeroDivisionError: .* \(.*\.py:\d+\)"):
         load_function(f"{reward_file('1 / 0')}:reward")
+    with pytest.raises(UserError, match="SystemExit: 3"):  # a script that ends itself ends nobody else
+        load_function(f"{reward_file('raise SystemExit(3)')}:reward")

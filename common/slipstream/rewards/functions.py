@@ -46,7 +46,7 @@ def load_function(path: str, what: str = "scorer") -> Reward:
         module = _import_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except MemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard may end itself
         cause = f"{type(error).__name__}: {error}{place_of(error)}"
         mend = _import_mend(cause)
         raise UserError(f"{what} {path!r}: importing {where!r} failed: {cause}", mend) from error

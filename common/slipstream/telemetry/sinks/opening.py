@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ def open_sinks(config: Config, folder: RunFolder, stack: AsyncExitStack) -> Sink
                 raise
             log.warning("%s is given up: %s", name, error)
     sinks = Sinks(SinkRun(folder.name, folder.path, hide(resolved(config)), step=0), found)
-    stack.callback(sinks.close)
+    stack.push_async_callback(asyncio.to_thread, sinks.close)  # heartbeats go on meanwhile
     return sinks
 
 
