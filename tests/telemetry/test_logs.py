@@ -53,3 +53,19 @@ def test_a_cause_is_marked_for_the_supervisor_alone(lines, monkeypatch, style):
     log.error("no cause")
     log.error("the cause", extra={"last_word": True})
     assert [line.startswith(logs.LAST_WORD) for line in read()] == [False, True]
+
+
+def test_each_trouble_is_said_once_in_a_stretch_with_how_many_more_there_were(caplog, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    troubles, log = logs.Troubles(), logging.getLogger("slipstream.test")
+    for ticket in range(110):
+        troubles.warn(log, "ticket %d is still here: %s", ticket, "the buffer is away")
+    troubles.warn(log, "ticket %d failed", 3)
+    now[0] = 11.0
+    troubles.warn(log, "ticket %d is still here: %s", 110, "the buffer is away")
+    assert caplog.messages == [
+        "ticket 0 is still here: the buffer is away",
+        "ticket 3 failed",
+        "ticket 110 is still here: the buffer is away; 109 more were not shown",
+    ]

@@ -85,6 +85,19 @@ class Pace:
         log.warning(message + "%s", *values, more, extra={"ticket": ticket})
 
 
+class Troubles:
+    """Says each trouble once in a stretch of time, with one instance and how many more there were."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._paces: dict[str, Pace] = {}
+
+    def warn(self, log: logging.Logger, message: str, *values: object, ticket: int | None = None) -> None:
+        """Log a warning unless one of this message was logged a moment ago; messages are few, their values many."""
+        pace = self._paces.setdefault(message, Pace(1, self._seconds))
+        pace.warn(log, message, *values, ticket=ticket)
+
+
 def know(**values: int | None) -> None:
     """Put a `version` or `step` on every line that this process logs from now on."""
     _process_wide.update(values)

@@ -23,6 +23,7 @@ from slipstream.lifecycle.parcel_bounds import ANSWER_BYTES, ANSWER_GROUPS
 from slipstream.messages import Frames, Group, check_run, decode_group, decode_header, encode_header
 from slipstream.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.telemetry.aside import AsideLog
+from slipstream.telemetry.logs import Troubles
 from slipstream.telemetry.metrics import BufferMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Reply
 
@@ -55,6 +56,7 @@ class Offers:
         self._store = store
         self._index = index
         self._metrics = metrics
+        self._troubles = Troubles()
         self._show_dropped = dropped
         self._free: set[int] = set()
         self._lately: set[int] = set()  # shelved while the ledger is asked: its answer may be of before
@@ -228,7 +230,7 @@ class Offers:
         here, found, damaged = await asyncio.to_thread(self._read_sound, [row.ticket for row in rows])
         for ticket, problem in damaged.items():
             self._metrics.damaged.inc()
-            log.warning("ticket %d was damaged on the disk and is lost: %s", ticket, problem)
+            self._troubles.warn(log, "ticket %d was damaged on the disk and is lost: %s", ticket, problem)
         await self._forget([row for row in rows if row.ticket in damaged])
         return here, found
 

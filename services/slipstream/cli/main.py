@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from slipstream.cli import configs, drop, inspect, run, watching
+from slipstream.cli import init as cli_init
 from slipstream.cli import metrics as cli_metrics
 from slipstream.cli import plan as cli_plan
 from slipstream.cli import weights as cli_weights
@@ -187,6 +188,10 @@ def _add_looking(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_config(commands: Commands[argparse.ArgumentParser]) -> None:
+    begin = _command(commands, "init", "write a config for a data file and a reward", cli_init.ABOUT)
+    cli_init.arguments(begin)
+    begin.set_defaults(command=cli_init.init)
+
     validate = _command(commands, "validate", "check a config without starting anything", _CONFIG)
     _config_arguments(validate)
     validate.add_argument(

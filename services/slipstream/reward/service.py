@@ -26,7 +26,7 @@ from slipstream.rewards.wire import Beside
 from slipstream.run_folder import RunFolder
 from slipstream.shards import peer_of, shard_of
 from slipstream.telemetry import tracing
-from slipstream.telemetry.logs import Pace
+from slipstream.telemetry.logs import Pace, Troubles
 from slipstream.telemetry.metrics import RewardMetrics
 from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Outcome, Parcel, Reply, Sender
 from slipstream.transport.origin import Origin
@@ -81,7 +81,7 @@ class RewardService:
         self._scorers = scorers
         self._sender = sender
         self._metrics = metrics
-        self._unscored, self._refusals = Pace(lines=5, seconds=10.0), Pace(lines=5, seconds=10.0)
+        self._unscored, self._refusals = Pace(lines=5, seconds=10.0), Troubles()
         self._names = NamedRewards(config.reward.functions)
         self._strikes = Strikes(config.reward.unscored_window, config.reward.max_unscored_share)
 

@@ -19,6 +19,7 @@ from slipstream.prompts.sets import Prompt
 from slipstream.rollout.engines.base import Engine, GroupRequest, Sampling
 from slipstream.rollout.episode import Episode, seeds_of
 from slipstream.telemetry import tracing
+from slipstream.telemetry.logs import Troubles
 from slipstream.telemetry.metrics import RolloutMetrics
 from slipstream.tokens import Tokenizer
 from slipstream.transport.base import RETRY, Parcel, Reply, Sender
@@ -72,6 +73,7 @@ class Roller:
         self._sender = sender
         self._tokenizer = tokenizer
         self._metrics = metrics
+        self._troubles = Troubles()
         self._engaged: dict[str, int] = {}
         self._offers: dict[str, asyncio.Timeout] = {}
         self._moving: dict[str, str] = {}
@@ -202,8 +204,8 @@ class Roller:
             try:
                 reply = await self._sender.deliver(parcel, min(left, _OFFER_SECONDS))
             except TransportTimeout as error:
-                about = {"ticket": order.header.ticket if order.header.kind == "train" else None}
-                log.warning("group %s is still here: %s", order.id, error, extra=about)
+                ticket = order.header.ticket if order.header.kind == "train" else None
+                self._troubles.warn(log, "group %s is still here: %s", order.id, error, ticket=ticket)
                 continue
             if reply.status != RETRY:
                 return reply

@@ -28,6 +28,7 @@ from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticke
 from slipstream.rollout.setup import Parts, open_parts
 from slipstream.run_folder import RunFolder
 from slipstream.telemetry import tracing
+from slipstream.telemetry.logs import Troubles
 from slipstream.transport.base import OK
 
 log = logging.getLogger("slipstream.rollout")
@@ -67,6 +68,7 @@ class Rollout:
         self._evaluating: set[asyncio.Task[None]] = set()
         self._canary: asyncio.Task[bool] | None = None
         self._canary_due = False
+        self._troubles = Troubles()
         self._losses = 0  # how often all that was in flight has gone to others
         self._news = asyncio.Event()  # of what may give this replica something to do
         parts.follower.on_news = self._news.set
@@ -243,11 +245,11 @@ class Rollout:
             try:
                 reply = await self._parts.roller.roll(order)
             except (TimeoutError, SlipstreamError) as error:
-                log.warning("evaluation item %s failed: %s", order.id, error)
+                self._troubles.warn(log, "evaluation item %s failed: %s", order.id, error)
                 await self._life.pause(_RETRY_SECONDS)
                 continue
             if reply.status != OK:
-                log.warning("evaluation item %s is not wanted: %s", order.id, reply.reason)
+                self._troubles.warn(log, "evaluation item %s is not wanted: %s", order.id, reply.reason)
             return
 
     async def _hand_over(self, ticket: Ticket, rest: Unfinished) -> str:
@@ -260,8 +262,8 @@ class Rollout:
         except FencedError:
             return "fenced"
         except LedgerError as error:
-            about = {"ticket": ticket.number}
-            log.warning("ticket %d is not handed over and begins anew: %s", ticket.number, error, extra=about)
+            number, message = ticket.number, "ticket %d is not handed over and begins anew: %s"
+            self._troubles.warn(log, message, number, error, ticket=number)
             return "lost"
         how = "" if kept else ", not kept"
         about = {"ticket": ticket.number}
@@ -270,8 +272,8 @@ class Rollout:
 
     async def _fail(self, ticket: Ticket, reason: str, detail: str) -> str:
         """Give a ticket back with the reason; it is tried again unless it was given to another meanwhile."""
-        what = f"ticket {ticket.number} attempt {ticket.attempt} failed"
-        log.warning("%s (%s): %s", what, reason, detail, extra={"ticket": ticket.number})
+        number, message = ticket.number, f"ticket %d attempt %d failed ({reason}): %s"
+        self._troubles.warn(log, message, number, ticket.attempt, detail, ticket=number)
         try:
             await self._parts.ledger.fail(
                 ticket.number, ticket.attempt, self._parts.name, reason, retry=True, detail=detail
