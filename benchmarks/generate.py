@@ -35,12 +35,12 @@ from safetensors.numpy import load_file
 from benchmarks.result import tell
 from slipstream.models.resolve import resolve
 from slipstream.rollout.engines.base import Engine, GroupRequest, Sampling
-from slipstream.rollout.engines.transformers import TransformersEngine
-from slipstream.rollout.engines.transformers_config import TransformersConfig
+from slipstream.rollout.engines.cpu.transformers import TransformersEngine
+from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
 from slipstream.weights.base import Array, ArraySource
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber, ShmWeights
 from slipstream.weights.manifest import Manifest, layout
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber, ShmWeights
 
 GROUPS, SAMPLES, PROMPT_TOKENS = 4, 8, 14
 SWAP_STEPS = 20
@@ -90,8 +90,8 @@ def make_engine(kind: str, folder: Path, context: int) -> Engine:
     slots = GROUPS * SAMPLES
     if kind == "transformers":
         return TransformersEngine(TransformersConfig(folder, slots=slots, context=context, chunk_tokens=4))
-    from slipstream.rollout.engines.vllm import VllmEngine
-    from slipstream.rollout.engines.vllm_config import VllmConfig
+    from slipstream.rollout.engines.vllm.vllm import VllmEngine
+    from slipstream.rollout.engines.vllm.vllm_config import VllmConfig
 
     return VllmEngine(
         VllmConfig(

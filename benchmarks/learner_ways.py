@@ -19,11 +19,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from slipstream.config.load import build
-from slipstream.config.services import WeightsSection
-from slipstream.learner.trainer import Trainer
-from slipstream.messages import Group, GroupArrays, Sample
+from slipstream.config.sections.services_config import WeightsSection
+from slipstream.learner.step.trainer import Trainer
+from slipstream.protocol.messages import Group, GroupArrays, Sample
+from slipstream.weights.bytes.torch_io import gather
 from slipstream.weights.manifest import layout
-from slipstream.weights.torch_io import gather
 from slipstream.weights.transports import open_publisher
 
 GROUP_SIZE = 8

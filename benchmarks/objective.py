@@ -27,8 +27,8 @@ from torch import Tensor
 from benchmarks.result import tell
 from slipstream.algo.logprobs import from_hidden, from_logits
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, Prepared, prepare
-from slipstream.algo.recipes import resolve
+from slipstream.algo.prepare import GlobalBatch, Prepared, prepare
+from slipstream.algo.settings.recipes import resolve
 
 HIDDEN = 576
 AIMS = {
@@ -42,7 +42,7 @@ AIMS = {
 def setting(samples: int, tokens: int, vocabulary: int) -> tuple[Prepared, Tensor]:
     """A prepared batch without masked tokens, and the targets [N]."""
     torch.manual_seed(0)
-    batch = Batch(
+    batch = GlobalBatch(
         rewards_B=torch.arange(samples).remainder(3).double(),
         groups_B=torch.arange(samples) // 8,
         lengths_B=torch.full((samples,), tokens),

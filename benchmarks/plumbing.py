@@ -34,7 +34,7 @@ from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, RunTerms
 from slipstream.ledger.server import embedded_server
 from slipstream.models.cache import cache_root
-from slipstream.transport import keys
+from slipstream.transport.zeromq import keys
 
 RAY = "ray==2.60.0"
 BATCH, OPEN = 64, 320  # the default bound of 4 versions: five batches are open

@@ -20,15 +20,15 @@ import numpy as np
 from slipstream.config.load import load_config
 from slipstream.config.schema import Config
 from slipstream.contract import contract_of
-from slipstream.learner.intake_draw import Draw
-from slipstream.learner.restore import Line
+from slipstream.learner.descent import Line
+from slipstream.learner.intake.draw import Draw
 from slipstream.ledger.records import RunTerms, Ticket
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.process import run_process
 from slipstream.lifecycle.site import open_site
-from slipstream.messages import Frame, Group, GroupArrays, Sample, encode_group
 from slipstream.prompts.order import EpochOrder
 from slipstream.prompts.sets import Prompt
+from slipstream.protocol.messages import Frame, Group, GroupArrays, Sample, encode_group
 from slipstream.telemetry.metrics import LearnerMetrics, RolloutMetrics
 from slipstream.transport.base import OK, Parcel
 

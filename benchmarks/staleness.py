@@ -36,7 +36,7 @@ from benchmarks.staleness_stack import Case, Stack, stack_of
 from benchmarks.virtual import VirtualLoop, run
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.server import embedded_server
-from slipstream.messages import Group
+from slipstream.protocol.messages import Group
 
 # eta: share of the limit, groups over, tokens masked, of the longest decile; drop: share, trained length (design)
 EXPECTED = {

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.rollout.engines.base import Chunk
+from slipstream.rollout.engines.chunk_stream import GroupStream
 from slipstream.rollout.engines.simulated import SimulatedEngine, _Row
 from slipstream.rollout.engines.simulated_config import SimulatedConfig
-from slipstream.rollout.engines.stream import GroupStream
 
 _HAIR = 1e-6  # of a token: what sums of times are off by
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks.staleness_costs import Costs
 from benchmarks.staleness_stack import BATCH, SLOTS, TOKEN_SECONDS, Case
-from slipstream.simulation import Pipeline, simulate
+from slipstream.cli.plan.simulation import Pipeline, simulate
 
 
 class Plain:

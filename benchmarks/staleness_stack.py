@@ -23,15 +23,15 @@ from typing import Any
 
 from benchmarks.staleness_engine import FlowingEngine
 from benchmarks.virtual import VirtualLoop
-from slipstream.buffer.intake import Intake
+from slipstream.buffer.arrivals import Arrivals
 from slipstream.buffer.offers import Offers
 from slipstream.buffer.service import answer
 from slipstream.buffer.store import Store
 from slipstream.config.load import build
 from slipstream.config.schema import Config
 from slipstream.contract import Contract, contract_of
-from slipstream.learner.intake_draw import Batch, Draw, Waiting
-from slipstream.learner.restore import Line
+from slipstream.learner.descent import Line
+from slipstream.learner.intake.draw import Batch, Draw, Waiting
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, RunTerms
 from slipstream.lifecycle.directory import Directory
@@ -47,7 +47,7 @@ from slipstream.rollout.roller import Roller
 from slipstream.rollout.service import Rollout
 from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import BufferMetrics, LearnerMetrics, RewardMetrics, RolloutMetrics
-from slipstream.telemetry.samples import SampleLog
+from slipstream.telemetry.sample_log import SampleLog
 from slipstream.transport.base import Peer, Receiver, ReceiverOptions, Sender, SenderOptions
 from slipstream.transport.memory import Hub
 from slipstream.transport.origin import Origin
@@ -223,7 +223,7 @@ class Stack:
         poison = AsideLog(SampleLog(folder / "poison.jsonl", 1.0))
         offers = Offers(self.config, contract, self.ledger, store, 0, metrics, poison)
         await offers.catch_up()
-        intake = Intake(
+        intake = Arrivals(
             self.config, contract, self.ledger, store, "0", offers.quota, offers.shelve, offers.doubt, metrics
         )
         self.life.watch("intake", intake.run())

@@ -26,8 +26,8 @@ from slipstream.models.cache import cache_root
 from slipstream.models.resolve import resolve
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.order import EpochOrder
-from slipstream.run_folder import read_lines
-from slipstream.tokens import load_tokenizer
+from slipstream.run.folder import read_lines
+from slipstream.run.tokens import load_tokenizer
 
 TRL, TORCH = "trl==1.16.0", "torch==2.13.0"
 HERE = Path(__file__).resolve().parent

@@ -33,8 +33,8 @@ import numpy as np
 
 from benchmarks.result import tell
 from benchmarks.weights_peers import gloo, safetensors, sockets
-from slipstream.supervisor.plan import STREAM_FROM
-from slipstream.weights.bench import Paired, Row, measure, paired_of, row, timed
+from slipstream.supervisor.process_plan import STREAM_FROM
+from slipstream.weights.bench import BenchRow, Paired, measure, paired_of, row, timed
 
 RECEIVERS = (1, 3)
 ROOT = Path(__file__).parent.parent
@@ -55,7 +55,7 @@ class Table:
 
     gigabytes: float
     rounds: dict[str, Paired] = field(default_factory=dict)
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, BenchRow] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def add(self, method: str, receivers: int, rounds: Paired) -> None:

@@ -18,9 +18,9 @@ import torch
 
 from benchmarks.result import tell
 from slipstream.models.resolve import resolve
-from slipstream.weights.delta import encode
+from slipstream.weights.bytes.delta import encode
+from slipstream.weights.bytes.torch_io import gather
 from slipstream.weights.manifest import Layout, layout
-from slipstream.weights.torch_io import gather
 
 TEXT = (
     "The sum of 17 and 25 is 42, because 17 plus 20 is 37 and 37 plus 5 is 42. To add two numbers, begin with the "

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from slipstream.algo.recipes import RECIPES
+from slipstream.algo.settings.recipes import RECIPES
 from slipstream.config.load import build
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config

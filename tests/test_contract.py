@@ -9,7 +9,7 @@ from slipstream.config.load import build
 from slipstream.contract import Contract, GroupTerms, contract_of
 from slipstream.errors import MessageError
 from slipstream.ledger.records import RunTerms
-from slipstream.messages import Group, GroupArrays, Sample, encode_group
+from slipstream.protocol.messages import Group, GroupArrays, Sample, encode_group
 from slipstream.rewards.base import MAX_COMPONENTS
 
 TERMS = GroupTerms(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.algo.recipes import RECIPES
+from slipstream.algo.settings.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 

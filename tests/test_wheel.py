@@ -96,7 +96,7 @@ def test_the_code_that_ran_was_the_wheels(installed: Path) -> None:
 
 def test_provenance_of_a_wheel_names_no_commit(installed: Path) -> None:
     """It lies in no repository of ours; its digest and version say what it is."""
-    code = "import json; from slipstream.provenance import collect; print(json.dumps(collect()))"
+    code = "import json; from slipstream.run.provenance import collect; print(json.dumps(collect()))"
     done = _run([installed / "bin" / "python", "-c", code], installed.parent)
     assert '"git": {"commit": null}' in done.stdout
     assert '"slipstream": "0.' in done.stdout

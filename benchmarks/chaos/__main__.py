@@ -28,7 +28,7 @@ from benchmarks.chaos.runner import ChaosError, Runner
 from benchmarks.chaos.schedule import MENU, Fault, Menu, embedded, longer, make_schedule
 from benchmarks.chaos.stack import Stack
 from benchmarks.result import tell
-from slipstream.run_folder import read_lines
+from slipstream.run.folder import read_lines
 
 POLICIES = ("token", "wait", "drop")
 WAYS = (*POLICIES, "embedded")

@@ -14,12 +14,12 @@ import redis
 
 from benchmarks.chaos.hostile.programs import traces
 from benchmarks.chaos.stack import EPOCHS, Stack
-from slipstream.checkpoint.finding import newest_complete
 from slipstream.config.load import load_config
+from slipstream.learner.checkpoint.finding import newest_complete
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.counts import Audit, unmoved
 from slipstream.prompts.order import EpochOrder
-from slipstream.run_folder import line_of_descent, read_lines
+from slipstream.run.folder import line_of_descent, read_lines
 
 SHM = Path("/dev/shm")
 _AWAY = "the ledger did not answer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.rewards.base import Task
-from slipstream.rewards.registry import build
+from slipstream.rewards.reward_registry import build
 
 _PYTHON = build("python", {"tests_column": "answer"})
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import redis
 
 from slipstream.ledger.server import embedded_server
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 
 
 class LedgerServer:

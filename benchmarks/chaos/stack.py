@@ -18,7 +18,7 @@ import redis
 
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.server import LedgerServer, OwnServer
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny-sorter.yaml"
 SCORER = Path(__file__).with_name("scorer.py")
@@ -216,7 +216,7 @@ def _is(process: psutil.Process, role: str) -> bool:
     if role == "valkey":
         return any("valkey-server" in word for word in words[:1])
     if role == "scorer":
-        return "slipstream.rewards.worker" in words
+        return "slipstream.rewards.workers.scoring_worker" in words
     return words[-2:] == ["--name", role]
 
 

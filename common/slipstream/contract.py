@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from slipstream.config.schema import Config
 from slipstream.errors import MessageError
-from slipstream.frames import Frames, Logprobs
 from slipstream.ledger.records import RunTerms
-from slipstream.messages import ENGINE_REASONS, Group, GroupArrays, Sample, check_run, decode_group
+from slipstream.protocol.frames import Frames, Logprobs
+from slipstream.protocol.messages import ENGINE_REASONS, Group, GroupArrays, Sample, check_run, decode_group
 from slipstream.rewards.base import MAX_COMPONENTS, MAX_NAME, MAX_REWARD, Reason
 
 UNSCORED_REASONS = ENGINE_REASONS | frozenset(get_args(Reason))

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.algo.prepare import Batch
+from slipstream.algo.prepare import GlobalBatch
 
 
 @pytest.fixture
-def make_batch() -> Callable[..., Batch]:
+def make_batch() -> Callable[..., GlobalBatch]:
     """A batch of 8 samples in 3 groups of 4, 2 and 2, with every optional input there; fields can be replaced."""
 
-    def make(seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Batch:
+    def make(seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> GlobalBatch:
         random = torch.Generator().manual_seed(seed)
         samples, width, head = 8, 6, 3
 
@@ -38,7 +38,7 @@ def make_batch() -> Callable[..., Batch]:
             "head_sampler_BTK": torch.log_softmax(2 * uniform(samples, width, 7), -1)[..., :head],
             "given_B": None,
         }
-        return Batch(**{**values, **changes})
+        return GlobalBatch(**{**values, **changes})
 
     return make
 

@@ -10,9 +10,9 @@ import torch
 
 from slipstream.algo.centring import centring_loss
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, prepare
-from slipstream.algo.recipes import resolve
-from slipstream.algo.spec import Correction
+from slipstream.algo.prepare import GlobalBatch, prepare
+from slipstream.algo.settings.recipes import resolve
+from slipstream.algo.settings.spec import Correction
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_tail_is_one_class_weighted_like_the_head(
     assert head_BTK.grad.flatten().tolist() == pytest.approx([2 * coefficient, 0.0])
 
 
-def test_tokens_that_lost_their_weight_have_no_centring_either(make_batch: Callable[..., Batch]) -> None:
+def test_tokens_that_lost_their_weight_have_no_centring_either(make_batch: Callable[..., GlobalBatch]) -> None:
     spec, batch = resolve("centred", {"correction": "none"}), make_batch(max_age=1)
     batch = replace(batch, ages_BT=torch.tensor([0, 2, 1, 3, 0, 2]).expand(8, 6))
     prepared = prepare(spec, batch)

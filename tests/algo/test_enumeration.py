@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, prepare
-from slipstream.algo.recipes import resolve
+from slipstream.algo.prepare import GlobalBatch, prepare
+from slipstream.algo.settings.recipes import resolve
 
 V = 5
 
@@ -51,7 +51,7 @@ class World:
         """Gradient of E over the sampler of the objective's loss, summed over each sequence's tokens."""
         settings = {"advantage": "given", "aggregation": "sequence_sum", "clip_low": None, "clip_high": None}
         spec = resolve("grpo", {**settings, **fields})
-        batch = Batch(
+        batch = GlobalBatch(
             rewards_B=self.rewards_B,
             groups_B=torch.zeros(len(self.sequences), dtype=torch.long),
             lengths_B=torch.full((len(self.sequences),), self.sequences.shape[1]),

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from slipstream.algo.batch import Batch
-from slipstream.algo.metrics import finish_metrics
+from slipstream.algo.global_batch import GlobalBatch
+from slipstream.algo.measures.metrics import finish_metrics
 from slipstream.algo.objective import objective
 from slipstream.algo.prepare import prepare
-from slipstream.algo.recipes import resolve
+from slipstream.algo.settings.recipes import resolve
 
 NAME = "slipstream_objective_"
 
@@ -23,7 +23,7 @@ def run(
     spec = resolve(recipe, {"advantage": "given", "aggregation": "sequence_sum", **fields})
     pi_BT = torch.full((1, len(log_u)), -70.0, dtype=torch.float64, requires_grad=True)
     one_B = torch.ones(1, dtype=torch.long)
-    batch = Batch(
+    batch = GlobalBatch(
         rewards_B=torch.zeros(1),
         groups_B=one_B,
         lengths_B=one_B * len(log_u),

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from slipstream.algo.batch import Batch
+from slipstream.algo.global_batch import GlobalBatch
 from slipstream.algo.kl import kl_in_reward, kl_penalty
 from slipstream.algo.prepare import prepare
-from slipstream.algo.recipes import resolve
+from slipstream.algo.settings.recipes import resolve
 
 ONE = torch.ones(1, 1, dtype=torch.bool)
 KINDS = ("k1", "k2", "k3", "k3_k2", "k1_weighted", "k3_weighted")
@@ -97,7 +97,7 @@ def test_one_far_token_does_not_turn_the_advantage_of_a_right_answer_round() -> 
     """beta 0.01, the right answer holds one token at z = 20: -4.85e6 without a bound, about -23 with the default."""
     sampler_BT = torch.full((2, 2), -1.0, dtype=torch.float64)
     reference_BT = sampler_BT + torch.tensor([[20.0, 0.0], [0.0, 0.0]])
-    batch = Batch(
+    batch = GlobalBatch(
         rewards_B=torch.tensor([1.0, 0.0], dtype=torch.float64),
         groups_B=torch.tensor([0, 0]),
         lengths_B=torch.tensor([2, 2]),

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.algo.losses import ratio, sampler
+from slipstream.algo.losses import ratio_losses as ratio
+from slipstream.algo.losses import sampler_losses as sampler
 from slipstream.algo.losses.base import Terms, TokenLoss
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from slipstream.algo import advantages as adv
-from slipstream.algo.batch import Batch
+from slipstream.algo.global_batch import GlobalBatch
 from slipstream.algo.prepare import prepare
-from slipstream.algo.spec import Advantage, Objective
+from slipstream.algo.settings.spec import Advantage, Objective
 
 DATA = Path(__file__).parents[1] / "data" / "oracles"
 INPUTS, TRL, VERL = (
@@ -81,10 +81,10 @@ def _two_scored() -> Tensor:
     return REWARDS.isfinite() & (adv.Groups(REWARDS, GROUPS).size_B > 1)
 
 
-def _plain(rewards_B: Tensor, groups_B: Tensor) -> Batch:
+def _plain(rewards_B: Tensor, groups_B: Tensor) -> GlobalBatch:
     """Their KL in the reward is of the "old" policy, ours of the sampler: the old policy is handed in as that."""
     sampler_BT, reference_BT = INPUTS["plain/old"], INPUTS["plain/ref"]
-    return Batch(rewards_B, groups_B, INPUTS["lengths"], sampler_BT, MASK, reference_BT=reference_BT)
+    return GlobalBatch(rewards_B, groups_B, INPUTS["lengths"], sampler_BT, MASK, reference_BT=reference_BT)
 
 
 def test_grpo_is_that_of_verl_in_uneven_groups() -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.algo.batch import Batch
+from slipstream.algo.global_batch import GlobalBatch
 from slipstream.algo.kl import kl_penalty
 from slipstream.algo.objective import objective
 from slipstream.algo.prepare import prepare
-from slipstream.algo.spec import Aggregation, KLKind, Objective
+from slipstream.algo.settings.spec import Aggregation, KLKind, Objective
 
 DATA = Path(__file__).parents[1] / "data" / "oracles"
 INPUTS, VERL = (
@@ -50,7 +50,7 @@ def test_entropy_bonus_is_that_of_verl(theirs: str, ours: Aggregation) -> None:
     entropies_BT = -(logprobs_BTV.exp() * logprobs_BTV).sum(-1)
     zeros_B = torch.zeros_like(INPUTS["advantages"])
     spec = Objective(advantage="given", correction="none", entropy_coeff=1.0, aggregation=ours)
-    batch = Batch(zeros_B, INPUTS["groups"], INPUTS["lengths"], INPUTS["plain/mu"], MASK, given_B=zeros_B)
+    batch = GlobalBatch(zeros_B, INPUTS["groups"], INPUTS["lengths"], INPUTS["plain/mu"], MASK, given_B=zeros_B)
     loss, _ = objective(spec, prepare(spec, batch), INPUTS["plain/pi"], entropies_BT)
     close(-loss, VERL[f"entropy_{theirs}/loss"])
     (grad_BTV,) = torch.autograd.grad(loss, logits_BTV)

@@ -26,11 +26,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.algo.batch import Batch
+from slipstream.algo.global_batch import GlobalBatch
 from slipstream.algo.objective import objective
 from slipstream.algo.prepare import prepare
+from slipstream.algo.settings.spec import Objective
 from slipstream.algo.shaping import soft_overlong
-from slipstream.algo.spec import Objective
 
 DATA = Path(__file__).parents[1] / "data" / "oracles"
 INPUTS, TRL, VERL = (
@@ -73,7 +73,7 @@ def run(batch: str, fields: dict[str, Any], sampler: str = "mu", **changes: Tens
     """Our loss and its gradient with respect to the learner's log-probabilities [B, T]."""
     spec = Objective(**{"advantage": "given", "correction": "none", "proximal": "recompute", **fields})
     given_B = changes.get("advantages", INPUTS["advantages"])
-    whole = Batch(
+    whole = GlobalBatch(
         rewards_B=given_B,
         groups_B=INPUTS["groups"],
         lengths_B=INPUTS["lengths"],

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from slipstream.algo.finite import NonFiniteError
-from slipstream.algo.metrics import finish_metrics
+from slipstream.algo.measures.metrics import finish_metrics
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, prepare
-from slipstream.algo.recipes import RECIPES, resolve
+from slipstream.algo.prepare import GlobalBatch, prepare
+from slipstream.algo.settings.recipes import RECIPES, resolve
 
 GAPS = [-200.0, -100.0, -20.0, -1.0, 0.0, 1.0, 20.0, 88.8, 100.0, 200.0]
 TERMS = {"kl_beta": 0.1, "entropy_coeff": 0.01, "horizon": 6}
@@ -23,7 +23,9 @@ def one_token(gap: float, advantage: float, **fields: object) -> tuple[float, fl
     """Loss and d loss / d log pi of a single token with log pi - log mu = gap."""
     spec = resolve("grpo", {"advantage": "given", "clip_low": None, "clip_high": None, **fields})
     zero = torch.zeros(1, dtype=torch.long)
-    batch = Batch(torch.zeros(1), zero, zero + 1, torch.full((1, 1), -gap), given_B=torch.tensor([advantage]))
+    batch = GlobalBatch(
+        torch.zeros(1), zero, zero + 1, torch.full((1, 1), -gap), given_B=torch.tensor([advantage])
+    )
     logprobs_BT = torch.zeros(1, 1, requires_grad=True)
     loss, tally = objective(spec, prepare(spec, batch), logprobs_BT)
     loss.backward()
@@ -67,7 +69,9 @@ def test_every_loss_is_finite_at_extreme_log_ratios(gap: float, loss: str, advan
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_what_masks_cover_cannot_matter(recipe: str, poison: float, make_batch: Callable[..., Batch]) -> None:
+def test_what_masks_cover_cannot_matter(
+    recipe: str, poison: float, make_batch: Callable[..., GlobalBatch]
+) -> None:
     spec, batch = resolve(recipe, TERMS), make_batch()
     outcomes = []
     for value in (0.0, poison):
@@ -96,7 +100,7 @@ def test_what_masks_cover_cannot_matter(recipe: str, poison: float, make_batch: 
 @pytest.mark.parametrize("name", ["sampler", "reference", "proximal", "learner"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_unmasked_poison_is_an_error_that_names_the_sample(
-    name: str, poison: float, make_batch: Callable[..., Batch]
+    name: str, poison: float, make_batch: Callable[..., GlobalBatch]
 ) -> None:
     batch = make_batch()
     tensors = {n: getattr(batch, f"{n}_BT").clone() for n in ("sampler", "reference", "proximal")}
@@ -118,7 +122,7 @@ def test_unmasked_poison_is_an_error_that_names_the_sample(
     ],
 )
 def test_unmasked_poison_in_head_or_entropy_names_the_sample(
-    name: str, says: str, poison: float, make_batch: Callable[..., Batch]
+    name: str, says: str, poison: float, make_batch: Callable[..., GlobalBatch]
 ) -> None:
     spec, batch = resolve("centred", {"entropy_coeff": 0.01}), make_batch()
     assert batch.sampler_BT is not None
@@ -136,7 +140,7 @@ def test_batch_of_nothing_gives_loss_zero_and_no_step(recipe: str) -> None:
     """Case 46."""
     spec, none_BT = resolve(recipe, {"horizon": 4}), torch.zeros(0, 0)
     ids_B = torch.zeros(0, dtype=torch.long)
-    batch = Batch(
+    batch = GlobalBatch(
         torch.zeros(0), ids_B, ids_B, none_BT, ages_BT=none_BT.long(), proximal_BT=none_BT,
         components_BK=torch.zeros(0, 2), head_sampler_BTK=torch.zeros(0, 0, 2),
     )  # fmt: skip
@@ -150,7 +154,7 @@ def test_batch_of_nothing_gives_loss_zero_and_no_step(recipe: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_half_precision_inputs_give_float32_losses_and_finite_gradients(
-    recipe: str, dtype: torch.dtype, make_batch: Callable[..., Batch]
+    recipe: str, dtype: torch.dtype, make_batch: Callable[..., GlobalBatch]
 ) -> None:
     """Case 55."""
     spec, batch = resolve(recipe, TERMS), make_batch(dtype=dtype)
@@ -167,7 +171,7 @@ def test_half_precision_inputs_give_float32_losses_and_finite_gradients(
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_one_token_and_empty_and_lonely_samples(recipe: str) -> None:
     spec = resolve(recipe, {"horizon": 4})
-    batch = Batch(
+    batch = GlobalBatch(
         rewards_B=torch.tensor([1.0, 0.0, 1.0, 0.3, 0.3]),
         groups_B=torch.tensor([0, 0, 1, 2, 2]),
         lengths_B=torch.tensor([1, 0, 2, 1, 2]),

@@ -9,19 +9,19 @@ import torch
 
 from slipstream.algo.advantages import reward_tensor
 from slipstream.algo.finite import NonFiniteError
-from slipstream.algo.metrics import finish_metrics
+from slipstream.algo.measures.metrics import finish_metrics
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, Prepared, add_proximal, prepare, proximal_rows
-from slipstream.algo.recipes import resolve
+from slipstream.algo.prepare import GlobalBatch, Prepared, add_proximal, prepare, proximal_rows
+from slipstream.algo.settings.recipes import resolve
 from slipstream.algo.shaping import length_reward, soft_overlong
 
-Make = Callable[..., Batch]
+Make = Callable[..., GlobalBatch]
 
 
 def simple(
     rewards: list[float | None], lengths: list[int], groups: list[int] | None = None, **more: object
-) -> Batch:
-    return Batch(
+) -> GlobalBatch:
+    return GlobalBatch(
         rewards_B=reward_tensor(rewards),
         groups_B=torch.tensor(groups or [0] * len(rewards)),
         lengths_B=torch.tensor(lengths),

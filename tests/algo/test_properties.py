@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from slipstream.algo.aggregation import unpack
-from slipstream.algo.metrics import finish_metrics
+from slipstream.algo.measures.metrics import finish_metrics
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, prepare
-from slipstream.algo.recipes import RECIPES, resolve
-from slipstream.algo.spec import Objective
+from slipstream.algo.prepare import GlobalBatch, prepare
+from slipstream.algo.settings.recipes import RECIPES, resolve
+from slipstream.algo.settings.spec import Objective
 
 recipes = st.sampled_from([name for name in RECIPES if name not in ("centred",)])
 quick = settings(max_examples=40, deadline=None)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[Batch, Tensor]:
+def batches(draw: st.DrawFn) -> tuple[GlobalBatch, Tensor]:
     """A batch of up to 9 samples in groups of any size, and the learner's logprobs."""
     samples = draw(st.integers(1, 9))
     lengths_B = torch.tensor(draw(st.lists(st.integers(0, 5), min_size=samples, max_size=samples)))
@@ -30,7 +30,7 @@ def batches(draw: st.DrawFn) -> tuple[Batch, Tensor]:
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
     reward = st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0, float("nan")])
     sampler_BT = -0.05 - 2 * torch.rand(samples, width, generator=random, dtype=torch.float64)
-    batch = Batch(
+    batch = GlobalBatch(
         rewards_B=torch.tensor(draw(st.lists(reward, min_size=samples, max_size=samples)), dtype=torch.float64),
         groups_B=torch.tensor(draw(st.lists(st.integers(0, 3), min_size=samples, max_size=samples))),
         lengths_B=lengths_B,
@@ -45,7 +45,7 @@ def batches(draw: st.DrawFn) -> tuple[Batch, Tensor]:
 
 
 def outcome(
-    spec: Objective, batch: Batch, logprobs_BT: Tensor
+    spec: Objective, batch: GlobalBatch, logprobs_BT: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
     """Advantages, loss, gradient and metrics."""
     prepared = prepare(spec, batch)
@@ -55,7 +55,7 @@ def outcome(
     return prepared.advantages_BT, loss.detach(), gradient_BT, finish_metrics(tally.merge(prepared.tally))
 
 
-def reorder(batch: Batch, order_B: Tensor) -> Batch:
+def reorder(batch: GlobalBatch, order_B: Tensor) -> GlobalBatch:
     tensors = {f.name: getattr(batch, f.name) for f in fields(batch)}
     return replace(batch, **{name: t[order_B] for name, t in tensors.items() if isinstance(t, Tensor)})
 
@@ -67,7 +67,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 @quick
 @given(batches(), recipes, st.randoms(use_true_random=False))
 def test_shuffling_permutes_advantages_and_changes_nothing_else(
-    drawn: tuple[Batch, Tensor], recipe: str, random: object
+    drawn: tuple[GlobalBatch, Tensor], recipe: str, random: object
 ) -> None:
     """Case 29."""
     (batch, logprobs_BT), spec = drawn, resolve(recipe, {"horizon": 5})
@@ -84,7 +84,7 @@ def test_shuffling_permutes_advantages_and_changes_nothing_else(
 
 @quick
 @given(batches(), recipes, st.integers(1, 4))
-def test_padding_changes_nothing(drawn: tuple[Batch, Tensor], recipe: str, extra: int) -> None:
+def test_padding_changes_nothing(drawn: tuple[GlobalBatch, Tensor], recipe: str, extra: int) -> None:
     (batch, logprobs_BT), spec = drawn, resolve(recipe, {"horizon": 5, "kl_beta": 0.1})
 
     def pad(tensor: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def test_padding_changes_nothing(drawn: tuple[Batch, Tensor], recipe: str, extra
 
 @quick
 @given(batches(), recipes)
-def test_packed_equals_unpacked(drawn: tuple[Batch, Tensor], recipe: str) -> None:
+def test_packed_equals_unpacked(drawn: tuple[GlobalBatch, Tensor], recipe: str) -> None:
     (batch, logprobs_BT), spec = drawn, resolve(recipe, {"horizon": 5})
     mask_BT = torch.arange(logprobs_BT.shape[1]) < batch.lengths_B[:, None]
     packed_N = logprobs_BT[mask_BT].requires_grad_()
@@ -121,7 +121,7 @@ def test_packed_equals_unpacked(drawn: tuple[Batch, Tensor], recipe: str) -> Non
 
 @quick
 @given(batches(), recipes)
-def test_samples_marked_without_gradient_have_none(drawn: tuple[Batch, Tensor], recipe: str) -> None:
+def test_samples_marked_without_gradient_have_none(drawn: tuple[GlobalBatch, Tensor], recipe: str) -> None:
     (batch, logprobs_BT), spec = drawn, resolve(recipe, {"horizon": 5})
     _, _, gradient_BT, _ = outcome(spec, batch, logprobs_BT)
     assert not gradient_BT[~prepare(spec, batch).gradient_B].any()

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.algo.metrics import finish_metrics
+from slipstream.algo.measures.metrics import finish_metrics
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, Prepared, prepare
-from slipstream.algo.recipes import RECIPES, resolve
-from slipstream.algo.spec import Objective
+from slipstream.algo.prepare import GlobalBatch, Prepared, prepare
+from slipstream.algo.settings.recipes import RECIPES, resolve
+from slipstream.algo.settings.spec import Objective
 
 Learner = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 AGGREGATIONS = ("token_mean", "sequence_mean", "sequence_sum", "fixed_length", "longest", "prompt_mean")
@@ -49,7 +49,7 @@ def gradient(
     return parameters.grad, finish_metrics(tally)
 
 
-def check_splits(spec: Objective, batch: Batch, learner: Learner) -> None:
+def check_splits(spec: Objective, batch: GlobalBatch, learner: Learner) -> None:
     prepared = prepare(spec, batch)
     assert batch.sampler_BT is not None
     whole, values = gradient(spec, prepared, batch.sampler_BT, learner, [torch.arange(8)])
@@ -66,7 +66,7 @@ def check_splits(spec: Objective, batch: Batch, learner: Learner) -> None:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_splits_of_8_give_one_gradient_for_each_aggregation(
-    aggregation: str, make_batch: Callable[..., Batch], learner: Learner
+    aggregation: str, make_batch: Callable[..., GlobalBatch], learner: Learner
 ) -> None:
     """Case 60."""
     spec = resolve("grpo", {"aggregation": aggregation, "horizon": 9})
@@ -75,7 +75,7 @@ def test_splits_of_8_give_one_gradient_for_each_aggregation(
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "seq_mask_tis"])
 def test_splits_of_8_give_one_gradient_for_each_recipe(
-    recipe: str, make_batch: Callable[..., Batch], learner: Learner
+    recipe: str, make_batch: Callable[..., GlobalBatch], learner: Learner
 ) -> None:
     check_splits(resolve(recipe, {"horizon": 9}), make_batch(), learner)
 
@@ -91,12 +91,14 @@ def test_splits_of_8_give_one_gradient_for_each_recipe(
     ],
 )
 def test_splits_of_8_give_one_gradient_with_every_term(
-    fields: dict[str, object], make_batch: Callable[..., Batch], learner: Learner
+    fields: dict[str, object], make_batch: Callable[..., GlobalBatch], learner: Learner
 ) -> None:
     check_splits(resolve("grpo", fields), make_batch(max_age=2), learner)
 
 
-def test_tied_groups_may_be_skipped_but_still_count(make_batch: Callable[..., Batch], learner: Learner) -> None:
+def test_tied_groups_may_be_skipped_but_still_count(
+    make_batch: Callable[..., GlobalBatch], learner: Learner
+) -> None:
     batch = make_batch()
     tied = replace(batch, rewards_B=torch.tensor([1, 0, 1, 0, 1, 1, 0.5, 0], dtype=torch.float64))
     assert prepare(resolve("grpo"), tied).gradient_B.sum() == 2
@@ -105,10 +107,10 @@ def test_tied_groups_may_be_skipped_but_still_count(make_batch: Callable[..., Ba
 
 WORKER = """
 import json, sys, torch, torch.distributed as dist
-from slipstream.algo.metrics import Tally, finish_metrics
+from slipstream.algo.measures.metrics import Tally, finish_metrics
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import Batch, prepare
-from slipstream.algo.recipes import resolve
+from slipstream.algo.prepare import GlobalBatch, prepare
+from slipstream.algo.settings.recipes import resolve
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
 lengths = torch.tensor([2, 6])
@@ -117,7 +119,7 @@ sampler = torch.linspace(-2, -0.1, 12, dtype=torch.float64).reshape(2, 6)
 
 def run(mode, first, step):
     spec = resolve("grpo", {"advantage": "given", "aggregation": mode, "horizon": 9})
-    batch = Batch(torch.zeros(2), torch.tensor([0, 1]), lengths, sampler, given_B=torch.tensor([-1.0, -3.0]))
+    batch = GlobalBatch(torch.zeros(2), torch.tensor([0, 1]), lengths, sampler, given_B=torch.tensor([-1.0, -3.0]))
     prepared = prepare(spec, batch)
     shift = torch.zeros(6, dtype=torch.float64, requires_grad=True)
     total, tally = 0.0, Tally.of({}, {})

@@ -47,6 +47,14 @@ class Module:
                 continue
             yield from (name for name in names if name.partition(".")[0] not in sys.stdlib_module_names)
 
+    def all_imports(self) -> Iterator[str]:
+        """Dotted names imported anywhere in the file, for type checking too."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+
     def libraries(self) -> set[str]:
         """Top-level names of other projects' packages."""
         return {name.partition(".")[0] for name in self.imports()} - {"slipstream"}

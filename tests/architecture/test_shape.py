@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 50
+MOST_FILES = 15  # of a folder, beside its __init__
+RECURRING = {"__init__", "base", "service", "metrics"}
 
 
 def test_the_namespace_has_no_init(repository: Path) -> None:
@@ -35,6 +38,25 @@ def test_the_roots_share_no_name(modules: list[Any]) -> None:
 
 def test_no_file_is_long(modules: list[Any]) -> None:
     assert [f"{m.path}: {m.lines} lines" for m in modules if m.lines > LONGEST_FILE] == []
+
+
+def test_no_folder_is_crowded(modules: list[Any]) -> None:
+    counts = Counter(m.path.parent for m in modules if m.path.name != "__init__.py")
+    assert {str(folder): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_no_file_is_called_like_another(modules: list[Any]) -> None:
+    stems = Counter(m.path.stem for m in modules)
+    assert {stem: count for stem, count in stems.items() if count > 1 and stem not in RECURRING} == {}
+
+
+def test_no_public_class_is_called_like_another(modules: list[Any]) -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(module.name)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
 def test_no_function_is_long(modules: list[Any]) -> None:

@@ -12,20 +12,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from slipstream.buffer.intake import Intake
+from slipstream.buffer.arrivals import Arrivals
+from slipstream.buffer.dropped_shown import show_nothing
 from slipstream.buffer.offers import Offers
-from slipstream.buffer.showing import show_nothing
 from slipstream.buffer.store import Store
 from slipstream.config.load import build
 from slipstream.config.schema import Config
 from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import FencedError, LedgerError
 from slipstream.ledger.records import Folded, Standing
-from slipstream.messages import Frame, Group, GroupArrays, Sample, encode_group
-from slipstream.questions import Fetch, Offer
+from slipstream.protocol.messages import Frame, Group, GroupArrays, Sample, encode_group
+from slipstream.protocol.questions import Fetch, Offer
 from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.metrics import BufferMetrics
-from slipstream.telemetry.samples import SampleLog
+from slipstream.telemetry.sample_log import SampleLog
 
 
 @dataclass
@@ -234,11 +234,11 @@ def make_intake(
     metrics: BufferMetrics,
     make_config: Callable[..., Config],
     contract: Contract,
-) -> Callable[..., Intake]:
-    def make(offers: Offers, **sections: dict[str, Any]) -> Intake:
+) -> Callable[..., Arrivals]:
+    def make(offers: Offers, **sections: dict[str, Any]) -> Arrivals:
         config = make_config(**sections)
         parts = (offers.quota, offers.shelve, offers.doubt, metrics)
-        return Intake(config, contract, ledger, store, "0", *parts)  # type: ignore[arg-type]
+        return Arrivals(config, contract, ledger, store, "0", *parts)  # type: ignore[arg-type]
 
     return make
 

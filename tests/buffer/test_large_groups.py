@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from slipstream.buffer.offers import ANSWER_BYTES
-from slipstream.learner.intake_shards import Shards
-from slipstream.learner.intake_trust import Trust
-from slipstream.messages import Group, GroupArrays, Sample, decode_group, encode_group
-from slipstream.transport import keys
+from slipstream.learner.intake.shard_questions import Shards
+from slipstream.learner.intake.trust import Trust
+from slipstream.protocol.messages import Group, GroupArrays, Sample, decode_group, encode_group
 from slipstream.transport.base import Parcel, Peer, ReceiverOptions, SenderOptions
-from slipstream.transport.wire import MAX_HEADER_BYTES
-from slipstream.transport.zmq import make_receiver, make_sender
+from slipstream.transport.queue_messages import MAX_HEADER_BYTES
+from slipstream.transport.zeromq import keys
+from slipstream.transport.zeromq.zmq import make_receiver, make_sender
 
 TOKENS = 5_000_000
 TEXT = "x" * (1 << 20)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from slipstream.buffer import offers as offers_module
-from slipstream.buffer.showing import Dropped
+from slipstream.buffer.dropped_shown import Dropped
 from slipstream.lifecycle.life import Life
-from slipstream.messages import decode_group
-from slipstream.questions import Found, Offered
-from slipstream.run_folder import read_lines
-from slipstream.telemetry.samples import SampleLog
+from slipstream.protocol.messages import decode_group
+from slipstream.protocol.questions import Found, Offered
+from slipstream.run.folder import read_lines
+from slipstream.telemetry.sample_log import SampleLog
 from slipstream.transport.base import OK, REFUSED
 
 

@@ -11,7 +11,7 @@ import pytest
 from slipstream.buffer import store_file
 from slipstream.buffer.store import Store
 from slipstream.errors import SlipstreamError, UserError
-from slipstream.messages import decode_group
+from slipstream.protocol.messages import decode_group
 
 
 def by_arrival(store):

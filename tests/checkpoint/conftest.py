@@ -12,7 +12,7 @@ import pytest
 SAVER = """
 import os, signal, sys
 from pathlib import Path
-from slipstream.checkpoint.writing import write
+from slipstream.learner.checkpoint.writing import write
 
 root, step, point = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 

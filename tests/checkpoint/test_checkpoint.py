@@ -5,11 +5,11 @@ import re
 import msgspec
 import pytest
 
-from slipstream.checkpoint import writing
-from slipstream.checkpoint.files import CHUNK_BYTES
-from slipstream.checkpoint.finding import newest_complete, prune, verify
-from slipstream.checkpoint.writing import write
 from slipstream.errors import SlipstreamError, UserError
+from slipstream.learner.checkpoint import writing
+from slipstream.learner.checkpoint.checkpoint_files import CHUNK_BYTES
+from slipstream.learner.checkpoint.finding import newest_complete, prune, verify
+from slipstream.learner.checkpoint.writing import write
 
 
 def file_of(content: bytes):

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from slipstream.checkpoint.finding import newest_complete, prune, verify
-from slipstream.checkpoint.writing import write
+from slipstream.learner.checkpoint.finding import newest_complete, prune, verify
+from slipstream.learner.checkpoint.writing import write
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

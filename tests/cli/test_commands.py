@@ -16,7 +16,7 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.config.load import load_config
-from slipstream.config.reference import markdown
+from slipstream.config.reference_page import markdown
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_FAULT, EXIT_OK
 from slipstream.supervisor.child import Child, ProcessSpec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from slipstream.checkpoint.writing import write
+from slipstream.learner.checkpoint.writing import write
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

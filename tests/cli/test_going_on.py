@@ -13,8 +13,8 @@ import pytest
 from slipstream.cli.main import main
 from slipstream.config.load import load_config
 from slipstream.errors import EXIT_OK, EXIT_USER
-from slipstream.learner.identity import IDENTITY, known_at_start
-from slipstream.run_folder import RunFolder, append_line
+from slipstream.learner.checkpoint.identity import IDENTITY, known_at_start
+from slipstream.run.folder import RunFolder, append_line
 from slipstream.supervisor import supervisor
 
 pytestmark = pytest.mark.usefixtures("clean_environment")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.cli import looking
 from slipstream.cli import main as cli
+from slipstream.cli.look import find_run as looking
 from slipstream.cli.main import main
 from slipstream.errors import EXIT_FAULT, EXIT_OK, EXIT_USER, LedgerError
-from slipstream.run_folder import RunFolder, append_line
+from slipstream.run.folder import RunFolder, append_line
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 Tree = dict[str, Any]

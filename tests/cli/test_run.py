@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.checkpoint.writing import write
 from slipstream.cli.main import main
 from slipstream.config.load import load_config
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, EXIT_USER
-from slipstream.run_folder import RunFolder
+from slipstream.learner.checkpoint.writing import write
+from slipstream.run.folder import RunFolder
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_environment: None)
     for name in ("set_up_logs", "end_on_sigterm", "die_with_parent", "exit_now"):
         monkeypatch.setattr(f"slipstream.cli.run.{name}", lambda *_: None)
     monkeypatch.setattr("slipstream.cli.run._service", lambda *_: None)
-    monkeypatch.setattr("slipstream.provenance.collect", lambda: {})
+    monkeypatch.setattr("slipstream.run.provenance.collect", lambda: {})
 
     def run(code: int, *overrides: str, alone: bool = False) -> Config:
         monkeypatch.setattr("slipstream.cli.run.run_process", lambda *_, **__: code)

@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.cli.weights import compare
-from slipstream.weights.tcp_wire import FRAME_BYTES
+from slipstream.weights.links.tcp.tcp_wire import FRAME_BYTES
 
 
 @pytest.mark.parametrize(

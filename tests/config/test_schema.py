@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.config.explain import setting_paths
 from slipstream.config.load import load_config
-from slipstream.config.reference import markdown
+from slipstream.config.reference_page import markdown
 from slipstream.config.schema import Config
 from slipstream.config.yaml_loader import parse_yaml
 

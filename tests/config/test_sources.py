@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slipstream.algo.recipes import RECIPES
+from slipstream.algo.settings.recipes import RECIPES
 from slipstream.config.load import build, find_config, load_config
 from slipstream.config.rules import objective_of, resolved
 from slipstream.config.yaml_loader import parse_yaml

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from slipstream.config.load import build
-from slipstream.learner.trainer import Trainer
-from slipstream.messages import Group, GroupArrays, Sample
+from slipstream.learner.step.trainer import Trainer
+from slipstream.protocol.messages import Group, GroupArrays, Sample
 
 VOCAB = 40
 

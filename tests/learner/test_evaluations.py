@@ -8,11 +8,11 @@ import pytest
 from slipstream.config.load import build
 from slipstream.errors import RunHalted
 from slipstream.learner import evaluations as evaluations_module
+from slipstream.learner.descent import Line
 from slipstream.learner.evaluations import Evaluations
-from slipstream.learner.restore import Line
 from slipstream.ledger.records import EvalStatus
-from slipstream.questions import EvaluationResult
-from slipstream.run_folder import RunFolder, append_line, read_lines
+from slipstream.protocol.questions import EvaluationResult
+from slipstream.run.folder import RunFolder, append_line, read_lines
 from slipstream.telemetry.metrics import LearnerMetrics
 
 

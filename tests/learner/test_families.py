@@ -10,16 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from slipstream.checkpoint.writing import write
-from slipstream.config.data import ModelSection
-from slipstream.config.lora import LoraSection
+from slipstream.config.sections.data_config import ModelSection
+from slipstream.config.sections.lora_config import LoraSection
 from slipstream.errors import UserError
-from slipstream.learner.export import name_dtype, write_weights
-from slipstream.learner.lora_export import write_merged
+from slipstream.learner.checkpoint.export import name_dtype, write_weights
+from slipstream.learner.checkpoint.lora_export import write_merged
+from slipstream.learner.checkpoint.writing import write
 from slipstream.learner.lora_publishing import adapter_of
-from slipstream.learner.model import Policy
-from slipstream.learner.shards import RankFile
-from slipstream.rollout.engines.generic_decoder import GenericDecoder
+from slipstream.learner.model.model import Policy
+from slipstream.learner.model.tensor_shards import RankFile
+from slipstream.rollout.engines.cpu.generic_decoder import GenericDecoder
 from slipstream.weights.merging import merge_all, read_base
 
 TEXT = torch.tensor([[1, 5, 9, 3, 30, 7, 7, 12]])

@@ -10,16 +10,16 @@ import torch
 
 from slipstream.config.load import build
 from slipstream.errors import ConfigError, UserError
-from slipstream.learner.batch import collate, completions_of
-from slipstream.learner.collect import global_batch, head_ids
-from slipstream.learner.packing import pack
-from slipstream.learner.tree import grow
-from slipstream.messages import Group, decode_group, encode_group
+from slipstream.learner.batch.collect import global_batch, head_ids
+from slipstream.learner.batch.micro_batches import collate, completions_of
+from slipstream.learner.batch.packing import pack
+from slipstream.learner.batch.tree import grow
+from slipstream.protocol.messages import Group, decode_group, encode_group
 from slipstream.rollout.engines.base import GroupRequest, Sampling
+from slipstream.rollout.engines.cpu.transformers import TransformersEngine
+from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
 from slipstream.rollout.engines.simulated import SimulatedEngine
 from slipstream.rollout.engines.simulated_config import SimulatedConfig
-from slipstream.rollout.engines.transformers import TransformersEngine
-from slipstream.rollout.engines.transformers_config import TransformersConfig
 from slipstream.rollout.episode import Episode
 
 K, PROMPT, VOCAB = 3, (5, 6, 7), 40

@@ -9,11 +9,11 @@ import pytest
 
 from slipstream.config.load import build
 from slipstream.errors import RunHalted
-from slipstream.learner.concerns import Seen
+from slipstream.learner.descent import Line
 from slipstream.learner.idle import Idle
-from slipstream.learner.report import StepReport
-from slipstream.learner.restore import Line
-from slipstream.learner.weightless import idle_of, trained_of
+from slipstream.learner.report.concerns import Seen
+from slipstream.learner.step.step_report import StepReport
+from slipstream.learner.step.weightless import idle_of, trained_of
 from slipstream.ledger.records import Aside
 from slipstream.telemetry.metrics import LearnerMetrics
 

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from slipstream.algo.metrics import finish_metrics
+from slipstream.algo.measures.metrics import finish_metrics
 from slipstream.algo.minibatch import group_parts, only
 from slipstream.algo.prepare import prepare
-from slipstream.algo.recipes import resolve
+from slipstream.algo.settings.recipes import resolve
 from slipstream.errors import RunHalted
-from slipstream.learner.collect import global_batch
+from slipstream.learner.batch.collect import global_batch
 
 RATIO = "slipstream_objective_policy_ratio_max"
 LOSS = "slipstream_objective_loss"

@@ -12,9 +12,9 @@ import torch
 from slipstream.config.load import build
 from slipstream.errors import WeightsError
 from slipstream.learner import publishing as publishing_module
-from slipstream.learner.outlet import Outlet
+from slipstream.learner.publish.outlet import Outlet
 from slipstream.learner.publishing import Publishing
-from slipstream.learner.ranks import Ranks
+from slipstream.learner.ranks.ranks import Ranks
 from slipstream.weights.manifest import Manifest, layout
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from slipstream.errors import FencedError, LedgerError
-from slipstream.ledger.batching import MOST_AT_ONCE, Batch
+from slipstream.ledger.batching import MOST_AT_ONCE, CallBatch
 
 
 class Far:
@@ -34,7 +34,7 @@ async def settled():
 
 async def test_what_waits_goes_together_and_each_gets_its_own_answer():
     far = Far()
-    batch = Batch(far.send)
+    batch = CallBatch(far.send)
     far.answers.clear()
     first = [asyncio.create_task(batch.call(name)) for name in ("a", "bad")]
     await settled()
@@ -49,14 +49,14 @@ async def test_what_waits_goes_together_and_each_gets_its_own_answer():
 
 async def test_a_batch_is_bounded():
     far = Far()
-    batch = Batch(far.send)
+    batch = CallBatch(far.send)
     await asyncio.gather(*(batch.call("x") for _ in range(2 * MOST_AT_ONCE + 1)))
     assert [len(names) for names in far.batches] == [MOST_AT_ONCE, MOST_AT_ONCE, 1]
 
 
 async def test_a_failure_reaches_all_that_were_sent_and_the_next_call_is_new():
     far = Far()
-    batch = Batch(far.send)
+    batch = CallBatch(far.send)
     far.away = True
     outcomes = await asyncio.gather(*(batch.call("x") for _ in range(3)), return_exceptions=True)
     assert [type(each) for each in outcomes] == [LedgerError] * 3
@@ -71,7 +71,7 @@ async def test_a_wrong_count_of_answers_reaches_every_caller(answers):
     async def send(groups):
         return answers if len(groups) == 2 else [None]
 
-    batch = Batch(send)
+    batch = CallBatch(send)
     outcomes = await asyncio.gather(batch.call("a"), batch.call("b"), return_exceptions=True)
     assert [type(each) for each in outcomes] == [LedgerError] * 2
     await batch.call("c")
@@ -79,7 +79,7 @@ async def test_a_wrong_count_of_answers_reaches_every_caller(answers):
 
 async def test_one_that_is_cancelled_leaves_the_others_alone():
     far = Far()
-    batch = Batch(far.send)
+    batch = CallBatch(far.send)
     far.answers.clear()
     gone, stays = (asyncio.create_task(batch.call(name)) for name in "ab")
     await settled()
@@ -93,7 +93,7 @@ async def test_one_that_is_cancelled_leaves_the_others_alone():
 
 async def test_closing_leaves_nobody_waiting():
     far = Far()
-    batch = Batch(far.send)
+    batch = CallBatch(far.send)
     far.answers.clear()
     calls = [asyncio.create_task(batch.call("x"))]
     await settled()

@@ -13,12 +13,12 @@ import zmq.asyncio
 from slipstream.config.load import build
 from slipstream.config.schema import Config
 from slipstream.errors import MessageError
-from slipstream.frames import MAX_HEADER_BYTES
 from slipstream.lifecycle.parcel_bounds import answer_limits, group_budget, group_limits
-from slipstream.transport import wire
+from slipstream.protocol.frames import MAX_HEADER_BYTES
+from slipstream.transport import queue_messages as wire
 from slipstream.transport.base import OK, Budget, Parcel, Peer, ReceiverOptions, Reply, SenderOptions
 from slipstream.transport.memory import Hub
-from slipstream.transport.zmq import make_receiver
+from slipstream.transport.zeromq.zmq import make_receiver
 
 
 def config_of(**sections: dict[str, Any]) -> Config:

@@ -12,7 +12,7 @@ from slipstream.ledger.records import Member
 from slipstream.lifecycle import site as site_module
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.site import Site
-from slipstream.provenance import release
+from slipstream.run.provenance import release
 from slipstream.telemetry.metrics import Metrics
 
 OTHER = "0.0.1+0123456789ab"

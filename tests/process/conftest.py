@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from slipstream.weights import segments
+from slipstream.weights.host import segments
 
 SHM = Path("/dev/shm")
 # Generous deadlines: these tests wait for what must come, and how soon it comes is the machine's business.

@@ -18,12 +18,13 @@ from typing import Any, NoReturn
 
 import ranks_worker as worker
 
-from slipstream.checkpoint.writing import write
 from slipstream.config.load import build
-from slipstream.learner import gathering, state
-from slipstream.learner.ranks import open_ranks
-from slipstream.learner.trainer import Trainer
-from slipstream.learner.work import follow
+from slipstream.learner.checkpoint import trainer_state as state
+from slipstream.learner.checkpoint.writing import write
+from slipstream.learner.follower_rank import follow
+from slipstream.learner.publish import gathering
+from slipstream.learner.ranks.ranks import open_ranks
+from slipstream.learner.step.trainer import Trainer
 from slipstream.weights.manifest import layout
 
 FAULTS = ("step", "save", "publish")

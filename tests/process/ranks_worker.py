@@ -23,14 +23,14 @@ import transformers  # noqa: F401
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 
-from slipstream.checkpoint.writing import write
 from slipstream.config.load import build
-from slipstream.learner import gathering
-from slipstream.learner.ranks import Ranks, close_ranks, open_ranks
-from slipstream.learner.trainer import Trainer
-from slipstream.learner.work import follow
-from slipstream.messages import Group, GroupArrays, Sample
-from slipstream.weights.base import Source, Together
+from slipstream.learner.checkpoint.writing import write
+from slipstream.learner.follower_rank import follow
+from slipstream.learner.publish import gathering
+from slipstream.learner.ranks.ranks import Ranks, close_ranks, open_ranks
+from slipstream.learner.step.trainer import Trainer
+from slipstream.protocol.messages import Group, GroupArrays, Sample
+from slipstream.weights.base import Together, WeightsSource
 from slipstream.weights.manifest import Layout, layout
 
 
@@ -109,7 +109,7 @@ class Memory:
         self.layout = place
         self.data = np.zeros(place.total_bytes, dtype=np.uint8)
 
-    def stage(self, version: int, tensors: Mapping[str, Source]) -> Memory:
+    def stage(self, version: int, tensors: Mapping[str, WeightsSource]) -> Memory:
         if isinstance(tensors, Together):
             tensors.write_all(self.data, self.layout)
             return self

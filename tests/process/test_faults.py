@@ -23,9 +23,9 @@ from slipstream.ledger.records import RunTerms
 from slipstream.ledger.server import embedded_server
 from slipstream.lifecycle.life import FAULT_VARIABLE, Life, Service
 from slipstream.lifecycle.process import run_process
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.transport.base import Parcel, Peer, SenderOptions
-from slipstream.transport.zmq import make_sender
+from slipstream.transport.zeromq.zmq import make_sender
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny-sorter.yaml"
@@ -74,7 +74,7 @@ def make_config(tmp_path: Path, url: str) -> Config:
 def fingerprint(config: Config) -> tuple[str, int]:
     from slipstream.models.resolve import resolve
     from slipstream.prompts.build import build_prompts
-    from slipstream.tokens import load_tokenizer
+    from slipstream.run.tokens import load_tokenizer
 
     folder = resolve(config.model.source)
     prompts, _ = build_prompts(config, load_tokenizer(str(folder)), folder)

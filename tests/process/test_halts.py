@@ -10,8 +10,8 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-from slipstream.checkpoint.finding import newest_complete
 from slipstream.errors import EXIT_FAULT, EXIT_HALTED, EXIT_OK
+from slipstream.learner.checkpoint.finding import newest_complete
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
@@ -30,7 +30,7 @@ if "rollout" in sys.argv and os.environ.get("FAILING_ENGINE"):
 NAN_GRADIENT = """
 import os, sys
 if "learner" in sys.argv and os.environ.get("NAN_GRADIENT"):
-    from slipstream.learner.trainer import Trainer
+    from slipstream.learner.step.trainer import Trainer
     original = Trainer._accumulate
     def accumulate(self, prepared, batches, report):
         tally = original(self, prepared, batches, report)
@@ -45,7 +45,7 @@ DEAF_PULLER = """
 import os, sys
 if "rollout" in sys.argv and os.environ.get("DEAF_PULLER"):
     from slipstream.errors import TransportTimeout
-    from slipstream.weights.tcp_pull import TcpPuller
+    from slipstream.weights.links.tcp.tcp_pull import TcpPuller
     def pull(self, manifest, endpoint, *rest):
         raise TransportTimeout(f"weights from {endpoint}: no frame of version {manifest.version}")
     TcpPuller.pull = pull

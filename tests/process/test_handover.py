@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from slipstream.messages import Group, decode_header
+from slipstream.protocol.messages import Group, decode_header
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.descriptors import raise_limit
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.weights.manifest import decode_manifest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -20,7 +20,7 @@ LEARNER = """
 import sys
 from pathlib import Path
 import numpy as np
-from slipstream.config.services import WeightsSection
+from slipstream.config.sections.services_config import WeightsSection
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import encode_manifest, layout
 from slipstream.weights.transports import open_publisher
@@ -34,7 +34,7 @@ publisher.close()
 """
 REPLICA = """
 import sys
-from slipstream.config.services import WeightsSection
+from slipstream.config.sections.services_config import WeightsSection
 from slipstream.weights.manifest import decode_manifest
 from slipstream.weights.transports import open_subscriber
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.messages import decode_group, encode_group
-from slipstream.run_folder import read_lines
+from slipstream.protocol.messages import decode_group, encode_group
+from slipstream.run.folder import read_lines
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from slipstream.checkpoint.finding import newest_complete
-from slipstream.learner.launch import launch
-from slipstream.learner.ranks import Ranks
+from slipstream.learner.checkpoint.finding import newest_complete
+from slipstream.learner.ranks.launch import launch
+from slipstream.learner.ranks.ranks import Ranks
 
 pytestmark = pytest.mark.process
 

@@ -129,7 +129,7 @@ def test_a_live_run_is_shown_and_does_what_it_is_asked(live, tmp_path):
 def wish(run, what: str) -> None:
     """What a key of `top` does."""
     code = (
-        "import asyncio, sys\nfrom slipstream.cli.looking import open_ledger\n"
+        "import asyncio, sys\nfrom slipstream.cli.look.find_run import open_ledger\n"
         "async def ask():\n    async with open_ledger(sys.argv[1]) as (_, ledger): await ledger.ask(sys.argv[2])\n"
         "asyncio.run(ask())"
     )

@@ -13,7 +13,7 @@ import pytest
 
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 
 pytestmark = pytest.mark.process
 

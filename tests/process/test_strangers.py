@@ -21,12 +21,13 @@ import pytest
 import zmq
 
 from slipstream.ledger.client import Ledger
-from slipstream.messages import Group, GroupArrays, Sample, encode_group
-from slipstream.questions import Fetch, Offer
-from slipstream.run_folder import RunFolder
-from slipstream.transport import keys, wire
+from slipstream.protocol.messages import Group, GroupArrays, Sample, encode_group
+from slipstream.protocol.questions import Fetch, Offer
+from slipstream.run.folder import RunFolder
+from slipstream.transport import queue_messages as wire
+from slipstream.transport.zeromq import keys
+from slipstream.weights.links.tcp.tcp_wire import ChunkRequest
 from slipstream.weights.manifest import decode_manifest
-from slipstream.weights.tcp_wire import ChunkRequest
 
 pytestmark = [
     pytest.mark.process,

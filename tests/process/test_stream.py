@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from slipstream.checkpoint.finding import newest_complete
+from slipstream.learner.checkpoint.finding import newest_complete
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

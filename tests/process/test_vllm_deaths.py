@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from slipstream.errors import SlipstreamError
 from slipstream.rollout.engines.base import GroupRequest, Sampling
-from slipstream.rollout.engines.vllm import VllmEngine
-from slipstream.rollout.engines.vllm_config import VllmConfig
+from slipstream.rollout.engines.vllm.vllm import VllmEngine
+from slipstream.rollout.engines.vllm.vllm_config import VllmConfig
 
 pytestmark = [
     pytest.mark.process, pytest.mark.vllm, pytest.mark.timeout(1500), pytest.mark.asyncio(loop_scope="module"),

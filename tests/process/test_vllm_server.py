@@ -21,15 +21,15 @@ from safetensors.numpy import load_file
 
 from slipstream.models.resolve import resolve
 from slipstream.rollout.engines.base import GroupRequest, Sampling
-from slipstream.rollout.engines.http import HttpEngine
-from slipstream.rollout.engines.http_config import HttpConfig
+from slipstream.rollout.engines.http.http import HttpEngine
+from slipstream.rollout.engines.http.http_config import HttpConfig
 
 pytestmark = [pytest.mark.process, pytest.mark.vllm, pytest.mark.timeout(1500)]
 PROMPT = tuple(range(20, 40))
 OPTIONS = [
     *("--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "256"),
     *("--max-num-seqs", "8", "--kv-cache-memory-bytes", str(256 << 20), "--block-size", "32"),
-    *("--worker-extension-cls", "slipstream.rollout.engines.vllm_worker.WorkerExtension"),
+    *("--worker-extension-cls", "slipstream.rollout.engines.vllm.vllm_worker.WorkerExtension"),
     *("--weight-transfer-config", '{"backend": "slipstream"}'),
     *("--logprobs-mode", "processed_logprobs", "--max-logprobs", "64"),
 ]

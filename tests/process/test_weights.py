@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.weights.tcp_wire import FRAME_BYTES
+from slipstream.weights.links.tcp.tcp_wire import FRAME_BYTES
 
 SCORER = """
 def length(prompts, completions, **columns):

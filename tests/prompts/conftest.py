@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from slipstream.tokens import Tokenizer
+from slipstream.run.tokens import Tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prompts.load import load_prompts
-from slipstream.prompts.rows import read_row
-from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.prompts.load_prompts import load_prompts
+from slipstream.prompts.raw_rows import read_row
+from slipstream.prompts.source_spec import DataSpec, LengthBudget
 
 WIDE = LengthBudget(context=4096, max_new_tokens=8)
 

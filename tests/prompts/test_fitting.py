@@ -9,8 +9,8 @@ import pytest
 from slipstream.config.load import build
 from slipstream.errors import UserError
 from slipstream.prompts.build import build_prompts
-from slipstream.prompts.load import load_prompts
-from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.prompts.load_prompts import load_prompts
+from slipstream.prompts.source_spec import DataSpec, LengthBudget
 from slipstream.rewards.base import RewardSpec
 from slipstream.rewards.inputs import RowFaults
 from slipstream.rewards.scorers import Scorers

@@ -11,8 +11,8 @@ from slipstream.config.load import build
 from slipstream.errors import UserError
 from slipstream.models.resolve import resolve
 from slipstream.prompts.known_rows import KNOWN, prompts_of_run
-from slipstream.run_folder import RunFolder
-from slipstream.tokens import load_tokenizer
+from slipstream.run.folder import RunFolder
+from slipstream.run.tokens import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prompts.load import load_prompts
+from slipstream.prompts.load_prompts import load_prompts
 from slipstream.prompts.sets import PromptSet
-from slipstream.prompts.spec import DataSpec, LengthBudget
+from slipstream.prompts.source_spec import DataSpec, LengthBudget
 
 WIDE = LengthBudget(context=4096, max_new_tokens=8)
 

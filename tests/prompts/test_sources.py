@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prompts.jsonl import JsonLines
 from slipstream.prompts.sets import open_source
-from slipstream.prompts.spec import DataSpec
+from slipstream.prompts.source_spec import DataSpec
+from slipstream.prompts.sources.jsonl import JsonLines
 
 GSM8K = str(Path(__file__).parents[1] / "data" / "gsm8k_shape.jsonl")
 

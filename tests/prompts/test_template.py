@@ -3,8 +3,8 @@
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.prompts.rows import read_row
-from slipstream.prompts.spec import DataSpec
+from slipstream.prompts.raw_rows import read_row
+from slipstream.prompts.source_spec import DataSpec
 from slipstream.prompts.template import Template
 
 

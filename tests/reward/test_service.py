@@ -11,7 +11,7 @@ from slipstream.config.load import build
 from slipstream.contract import Contract, GroupTerms
 from slipstream.errors import FencedError, LedgerError, RunHalted
 from slipstream.lifecycle.directory import Directory
-from slipstream.messages import Group, GroupArrays, Sample, decode_group, encode_group
+from slipstream.protocol.messages import Group, GroupArrays, Sample, decode_group, encode_group
 from slipstream.reward.service import RewardService
 from slipstream.rewards.base import Scored
 from slipstream.telemetry.metrics import RewardMetrics

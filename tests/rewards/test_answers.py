@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from slipstream.rewards.base import RewardSpec, Task
-from slipstream.rewards.match import Gsm8k
-from slipstream.rewards.math import Math
-from slipstream.rewards.numbers import leading_number, parse_number, parse_values
+from slipstream.rewards.builtin.match import Gsm8k
+from slipstream.rewards.builtin.math import Math
+from slipstream.rewards.builtin.numbers import leading_number, parse_number, parse_values
+from slipstream.rewards.builtin.words import scrambled
 from slipstream.rewards.scorers import Scorers
-from slipstream.rewards.words import scrambled
 
 WRAPPED = [
     "`42`",

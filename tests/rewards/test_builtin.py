@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from slipstream.errors import UserError
 from slipstream.rewards.base import RewardSpec, Task
-from slipstream.rewards.match import Gsm8k, LastNumber
-from slipstream.rewards.math import Math
+from slipstream.rewards.builtin.match import Gsm8k, LastNumber
+from slipstream.rewards.builtin.math import Math
 from slipstream.rewards.scorers import Scorers
 
 Score = Callable[..., Any]

@@ -165,7 +165,7 @@ def test_a_path_that_leads_nowhere_says_where_it_broke(reward_file: Callable[[st
         load_function("/nowhere/at_all.py:reward")
     with pytest.raises(UserError, match="no_such_package"):
         load_function("no_such_package.module:reward")
-    assert load_function("slipstream.rewards.numbers:parse_number") is not None
+    assert load_function("slipstream.rewards.builtin.numbers:parse_number") is not None
 
 
 def test_an_import_that_fails_names_its_cause(reward_file: Callable[[str], str]) -> None:

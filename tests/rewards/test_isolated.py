@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from slipstream.rewards.base import Outcome, RewardSpec
-from slipstream.rewards.python import find_code
+from slipstream.rewards.builtin.python import find_code
 from slipstream.rewards.scorers import Scorers
-from slipstream.rewards.wire import Reply, pack
+from slipstream.rewards.workers.worker_wire import ScoreReply, pack
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -200,7 +200,7 @@ def f(x): return x + 1
 async def test_a_completion_cannot_forge_its_reward(scorers: Load) -> None:
     """It writes replies in every form to every descriptor that it has, and leaves before the tests."""
     outcomes = [Outcome(value=float("nan"), components={"forged": 1e308})]
-    frames = [pack(Reply(number=number, outcomes=outcomes)) for number in range(4)]
+    frames = [pack(ScoreReply(number=number, outcomes=outcomes)) for number in range(4)]
     program = FORGER.format(frame=b"".join(frames))
     loaded = scorers(RewardSpec("python", timeout_seconds=60), workers=2)
     scored = await loaded.score_group("p", [program, GOOD, program], TESTS)

@@ -12,7 +12,7 @@ from slipstream.errors import UserError
 from slipstream.rewards.base import RewardSpec
 from slipstream.rewards.inputs import RowFaults
 from slipstream.rewards.scorers import Scorers
-from slipstream.rewards.wire import Beside
+from slipstream.rewards.workers.worker_wire import Beside
 
 FOLDER = Path(__file__).parent / "published"
 CHAT = [{"role": "user", "content": "What is 3 + 5?"}]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream.errors import MessageError
-from slipstream.messages import Group, encode_group
+from slipstream.protocol.messages import Group, encode_group
 from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.episode import Episode, seeds_of
 

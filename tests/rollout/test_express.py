@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.config.services import RolloutSection
+from slipstream.config.sections.services_config import RolloutSection
 from slipstream.ledger.records import MemberInfo
 from slipstream.rollout.express import Express
 

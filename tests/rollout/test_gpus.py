@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.rollout.setup import _gpus
+from slipstream.rollout.replica_parts import _gpus
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.config.data import ModelSection
-from slipstream.config.lora import LoraSection
+from slipstream.config.sections.data_config import ModelSection
+from slipstream.config.sections.lora_config import LoraSection
 from slipstream.errors import BaseMismatch, WeightsError
-from slipstream.learner.canary import canaries
 from slipstream.learner.lora_publishing import adapter_of
-from slipstream.learner.model import Policy
+from slipstream.learner.model.model import Policy
+from slipstream.learner.publish.model_canary import canaries
 from slipstream.models.resolve import resolve
-from slipstream.rollout.canary import deviation
+from slipstream.rollout.engine_canary import deviation
+from slipstream.rollout.engines.cpu.transformers import TransformersEngine
+from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
 from slipstream.rollout.engines.handover import hand_over
-from slipstream.rollout.engines.transformers import TransformersEngine
-from slipstream.rollout.engines.transformers_config import TransformersConfig
+from slipstream.weights.bytes.torch_io import gather
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
 from slipstream.weights.manifest import decode_manifest, encode_manifest, layout
 from slipstream.weights.merging import MergingSubscriber
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
-from slipstream.weights.torch_io import gather
 
 
 @pytest.fixture(autouse=True)

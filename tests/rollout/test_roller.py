@@ -8,7 +8,7 @@ import pytest
 from slipstream.contract import contract_of
 from slipstream.errors import MessageError, SlipstreamError, TransportTimeout
 from slipstream.ledger.records import EvalClaim, RunTerms, Ticket
-from slipstream.messages import decode_group
+from slipstream.protocol.messages import decode_group
 from slipstream.rollout import roller as roller_module
 from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.episode import Episode

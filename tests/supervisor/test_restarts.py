@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.config.services import SupervisorSection
+from slipstream.config.sections.services_config import SupervisorSection
 from slipstream.supervisor.restarts import RestartBudget
 
 

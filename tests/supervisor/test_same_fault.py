@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.config.load import build
 from slipstream.errors import EXIT_FAULT
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.supervisor.child import ProcessSpec
 from slipstream.supervisor.supervisor import Supervisor
 

@@ -4,7 +4,7 @@ import io
 from typing import Any
 
 from slipstream.ledger.counts import Counts
-from slipstream.run_folder import RunFolder, append_line, line_of_descent
+from slipstream.run.folder import RunFolder, append_line, line_of_descent
 from slipstream.supervisor.summary import curve, print_summary
 
 

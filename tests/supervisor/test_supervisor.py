@@ -11,7 +11,7 @@ import pytest
 from slipstream.config.load import build
 from slipstream.errors import EXIT_FAULT, EXIT_OK, LedgerError
 from slipstream.lifecycle.life import Life
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.supervisor import supervisor as module
 from slipstream.supervisor.child import Child, ProcessSpec
 from slipstream.supervisor.supervisor import Supervisor

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.learner.objective_metrics import objective_metrics
-from slipstream.telemetry.reference import every_metric
+from slipstream.learner.step.objective_metrics import objective_metrics
+from slipstream.telemetry.metrics_page import every_metric
 
 FOLDER = Path(__file__).parents[2] / "k8s" / "grafana"
 DASHBOARDS = sorted(FOLDER.glob("*.json"))

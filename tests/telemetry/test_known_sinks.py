@@ -18,10 +18,10 @@ import pytest
 
 from slipstream.config.load import build
 from slipstream.errors import UserError
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.telemetry.sinks import opening
-from slipstream.telemetry.sinks.contract import Sampled, SinkRun
 from slipstream.telemetry.sinks.opening import open_sinks
+from slipstream.telemetry.sinks.sink import Sampled, SinkRun
 from slipstream.telemetry.sinks.to_mlflow import MLflow
 from slipstream.telemetry.sinks.to_trackio import Trackio
 from slipstream.telemetry.sinks.to_wandb import WeightsAndBiases
@@ -307,8 +307,8 @@ SENDS = """
 import asyncio, sys
 from contextlib import AsyncExitStack
 from slipstream.config.load import build
-from slipstream.run_folder import RunFolder
-from slipstream.telemetry.sinks.contract import Sampled
+from slipstream.run.folder import RunFolder
+from slipstream.telemetry.sinks.sink import Sampled
 from slipstream.telemetry.sinks import feeds
 from slipstream.telemetry.sinks.opening import open_sinks
 

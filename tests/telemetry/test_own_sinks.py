@@ -11,10 +11,10 @@ import pytest
 from slipstream.cli.main import main
 from slipstream.config.load import build
 from slipstream.errors import EXIT_OK, EXIT_USER, ConfigError, UserError
-from slipstream.run_folder import RunFolder
-from slipstream.telemetry.sinks.contract import Sampled
+from slipstream.run.folder import RunFolder
 from slipstream.telemetry.sinks.opening import open_sinks
 from slipstream.telemetry.sinks.own import load_sink
+from slipstream.telemetry.sinks.sink import Sampled
 
 SAMPLE = Sampled("sort: ba", "ab", 1.0, "stop")
 TRACKER = """

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from slipstream.config.services import NetworkSection
+from slipstream.config.sections.services_config import NetworkSection
 from slipstream.errors import UserError
 from slipstream.lifecycle.callers import BoundedCallers
 from slipstream.lifecycle.descriptors import cut

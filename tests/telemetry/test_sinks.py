@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from slipstream.telemetry.samples import is_sent
+from slipstream.telemetry.sample_log import is_sent
 from slipstream.telemetry.sinks import feeds
-from slipstream.telemetry.sinks.contract import Sampled, SinkRun
 from slipstream.telemetry.sinks.feeds import FAILURES, WAITING, Sinks
+from slipstream.telemetry.sinks.sink import Sampled, SinkRun
 
 SAMPLE = Sampled("sort: ba", "ab", 1.0, "stop")
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import pytest
 
-from slipstream.transport import zmq as zmq_queues
 from slipstream.transport.base import Peer, Receiver, ReceiverOptions, Reply, Sender, SenderOptions
 from slipstream.transport.memory import Hub
 from slipstream.transport.origin import Origin
+from slipstream.transport.zeromq import zmq as zmq_queues
 
 Handler = Callable[[str], Reply]
 

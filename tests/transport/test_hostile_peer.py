@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import MessageError, SlipstreamError
-from slipstream.transport import wire
+from slipstream.transport import queue_messages as wire
 from slipstream.transport.base import Limits, Parcel, Peer, SenderOptions
 from slipstream.transport.sender import QueueSender
 

@@ -9,11 +9,11 @@ import pytest
 import zmq
 
 from slipstream.errors import MessageError, TransportTimeout
-from slipstream.transport import keys
 from slipstream.transport.base import Limits, Parcel, Peer, ReceiverOptions, Reply, SenderOptions
-from slipstream.transport.bounds import SLACK_BYTES, bound_messages
-from slipstream.transport.wire import MAX_HEADER_BYTES, MAX_REASON
-from slipstream.transport.zmq import make_receiver, make_sender
+from slipstream.transport.queue_messages import MAX_HEADER_BYTES, MAX_REASON
+from slipstream.transport.zeromq import keys
+from slipstream.transport.zeromq.bounds import SLACK_BYTES, bound_messages
+from slipstream.transport.zeromq.zmq import make_receiver, make_sender
 
 LIMIT = 200_000
 SMALL = Limits(max_frames=64, max_frame_bytes=LIMIT, max_bytes=4 * LIMIT)

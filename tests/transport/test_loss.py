@@ -9,7 +9,7 @@ import random
 import pytest
 
 from slipstream.errors import TransportTimeout
-from slipstream.transport import wire
+from slipstream.transport import queue_messages as wire
 from slipstream.transport.base import Parcel, Peer, ReceiverOptions, Reply, SenderOptions
 from slipstream.transport.memory import Hub
 

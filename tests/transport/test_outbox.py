@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slipstream.transport import wire
+from slipstream.transport import queue_messages as wire
 from slipstream.transport.base import Parcel, Reply
 from slipstream.transport.outbox import MOST_TOGETHER, Outbox
 from slipstream.transport.sessions import Session

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from slipstream.transport import zmq as queues
 from slipstream.transport.base import Parcel, Peer, ReceiverOptions, Reply, SenderOptions
+from slipstream.transport.zeromq import zmq as queues
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 FAST = SenderOptions(ping_seconds=0.1, suspect_pings=10)
@@ -21,7 +21,7 @@ PATIENCE = 200.0
 RELAY = """
 import asyncio, sys
 from slipstream.transport.base import Peer, ReceiverOptions, SenderOptions
-from slipstream.transport.zmq import make_receiver, make_sender
+from slipstream.transport.zeromq.zmq import make_receiver, make_sender
 
 async def main(buffer):
     async with make_receiver(ReceiverOptions(credits=16)) as receiver, make_sender(SenderOptions()) as sender:
@@ -39,7 +39,7 @@ asyncio.run(main(sys.argv[1]))
 LONELY = """
 import asyncio
 from slipstream.transport.base import Parcel, SenderOptions
-from slipstream.transport.zmq import make_sender
+from slipstream.transport.zeromq.zmq import make_sender
 
 async def main():
     async with make_sender(SenderOptions()) as sender:

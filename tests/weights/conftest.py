@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from slipstream.weights.base import ArraySource
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
 from slipstream.weights.manifest import Layout, layout
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
 
 Sources = dict[str, ArraySource]
 
@@ -21,7 +21,8 @@ PUBLISHER = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from slipstream.weights import copying, shm
+from slipstream.weights.bytes import copying
+from slipstream.weights.host import shm
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import encode_manifest, layout
 

@@ -6,13 +6,13 @@ import subprocess
 import pytest
 
 from slipstream.errors import UserError
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
 

@@ -12,13 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import MessageError, TransportTimeout, WeightsError
-from slipstream.weights import delta, manifest, nccl, stream_wire, tcp_wire, ucx_wire
-from slipstream.weights.control import Dial, ServerOptions, dial
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.stream_pull import pull_stream
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
-from slipstream.weights.tcp_server import WeightServer
+from slipstream.weights import manifest
+from slipstream.weights.bytes import delta
+from slipstream.weights.links import nccl
+from slipstream.weights.links.control import Dial, ServerOptions, dial
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp import stream_wire, tcp_wire
+from slipstream.weights.links.tcp.stream_pull import pull_stream
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
+from slipstream.weights.links.tcp.tcp_server import WeightServer
+from slipstream.weights.links.ucx import ucx_wire
 
 NESTED = b"\x81\xa1x" + b"\x91" * 60_000 + b"\x90"
 CHUNK = {"run": "r", "incarnation": 1, "version": 2, "offset": 0, "length": 1, "part": "dense", "schema": 1}

@@ -11,21 +11,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from slipstream.config.services import WeightsSection
+from slipstream.config.sections.services_config import WeightsSection
 from slipstream.errors import TransportTimeout
-from slipstream.transport.bounds import SLACK_BYTES
-from slipstream.transport.keys import generate
-from slipstream.weights import control, files, nccl, stream_pull, tcp_pull, tcp_wire, ucx_pull
+from slipstream.transport.zeromq.bounds import SLACK_BYTES
+from slipstream.transport.zeromq.keys import generate
 from slipstream.weights.base import ArraySource
-from slipstream.weights.control import Dial
-from slipstream.weights.files import FileStore
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
+from slipstream.weights.links import control, nccl
+from slipstream.weights.links import folder_link as files
+from slipstream.weights.links.control import Dial
+from slipstream.weights.links.folder_link import FileStore
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp import stream_pull, tcp_pull, tcp_wire
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
+from slipstream.weights.links.ucx import ucx_pull
 from slipstream.weights.manifest import BUCKET_BYTES, layout
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
-from slipstream.weights.tcp_pull import TcpPuller
 from slipstream.weights.transports import open_puller, open_server
 
 NO_UCX = pytest.mark.skipif(

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from slipstream.errors import WeightsError
-from slipstream.weights.control import Dial
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
-from slipstream.weights.tcp_wire import ChunkRequest
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.links.control import Dial
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
+from slipstream.weights.links.tcp.tcp_wire import ChunkRequest
 
 
 @pytest.fixture

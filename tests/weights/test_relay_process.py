@@ -8,25 +8,28 @@ import threading
 import msgspec
 import pytest
 
-from slipstream.weights import pulling, tcp_wire
-from slipstream.weights.control import Dial
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.links import pulling
+from slipstream.weights.links.control import Dial
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp import tcp_wire
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
 from slipstream.weights.manifest import encode_manifest
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 RELAY = """
 import os, sys
 from pathlib import Path
-from slipstream.weights import pulling, stream_pull, tcp_wire
+from slipstream.weights.links import pulling
+from slipstream.weights.links.tcp import stream_pull
+from slipstream.weights.links.tcp import tcp_wire
 from slipstream.weights.manifest import decode_manifest
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
 
 tcp_wire.FRAME_BYTES = 5000
 take, frames = stream_pull.check_reply, []

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
 from slipstream.weights.manifest import decode_manifest
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -54,7 +54,7 @@ READER = """
 import sys, os
 from pathlib import Path
 from slipstream.weights.manifest import decode_manifest
-from slipstream.weights.shm_reader import ShmSubscriber
+from slipstream.weights.host.shm_reader import ShmSubscriber
 weights = ShmSubscriber(directory=Path(sys.argv[1])).fetch(decode_manifest(bytes.fromhex(sys.argv[2])))
 print("mapped", flush=True)
 sys.stdin.readline()

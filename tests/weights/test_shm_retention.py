@@ -3,8 +3,8 @@
 import pytest
 
 from slipstream.errors import UserError, WeightsError
-from slipstream.weights import segments
-from slipstream.weights.shm_reader import ShmSubscriber
+from slipstream.weights.host import segments
+from slipstream.weights.host.shm_reader import ShmSubscriber
 
 
 def first_numbers(weights):

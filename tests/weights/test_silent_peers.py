@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from slipstream.lifecycle import descriptors
-from slipstream.transport.keys import generate
-from slipstream.weights import stream_server
-from slipstream.weights.control import Dial, ServerOptions
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.stream_server import MOST_CONNECTIONS, StreamServer
-from slipstream.weights.stream_wire import parse_endpoint
-from slipstream.weights.tcp_pull import TcpPuller
-from slipstream.weights.tcp_server import WeightServer
+from slipstream.transport.zeromq.keys import generate
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.links.control import Dial, ServerOptions
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp import stream_server
+from slipstream.weights.links.tcp.stream_server import MOST_CONNECTIONS, StreamServer
+from slipstream.weights.links.tcp.stream_wire import parse_endpoint
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
+from slipstream.weights.links.tcp.tcp_server import WeightServer
 
 
 @pytest.fixture

@@ -5,21 +5,21 @@ import numpy as np
 import pytest
 import zmq
 
-from slipstream.config.services import WeightsSection
+from slipstream.config.sections.services_config import WeightsSection
 from slipstream.errors import TransportTimeout, UserError, WeightsError
-from slipstream.transport.keys import generate
-from slipstream.weights import tcp_wire
+from slipstream.transport.zeromq.keys import generate
 from slipstream.weights.base import ArraySource
-from slipstream.weights.control import Dial, ServerOptions
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
+from slipstream.weights.links.control import Dial, ServerOptions
+from slipstream.weights.links.pulling import AutoSubscriber, PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp import tcp_wire
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
+from slipstream.weights.links.tcp.tcp_server import WeightServer
 from slipstream.weights.manifest import layout
-from slipstream.weights.pulling import AutoSubscriber, PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
-from slipstream.weights.tcp_server import WeightServer
 from slipstream.weights.transports import open_publisher, open_subscriber
 
 

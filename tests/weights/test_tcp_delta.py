@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from slipstream.weights import pulling
 from slipstream.weights.base import ArraySource
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.links import pulling
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
 from slipstream.weights.manifest import layout
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
 
 
 class Learner:

@@ -8,24 +8,27 @@ import sys
 import pytest
 
 from slipstream.errors import TransportTimeout
-from slipstream.weights import stream_pull, tcp_wire
-from slipstream.weights.control import Dial
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.links.control import Dial
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp import stream_pull, tcp_wire
+from slipstream.weights.links.tcp.stream_server import StreamServer
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
 from slipstream.weights.manifest import decode_manifest, encode_manifest
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.stream_server import StreamServer
-from slipstream.weights.tcp_pull import TcpPuller
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
 RECEIVER = """
 import os, signal, sys
 from pathlib import Path
-from slipstream.weights import arriving, pulling, stream_pull, tcp_wire
+from slipstream.weights.bytes import arriving
+from slipstream.weights.links import pulling
+from slipstream.weights.links.tcp import stream_pull
+from slipstream.weights.links.tcp import tcp_wire
 from slipstream.weights.manifest import decode_manifest
-from slipstream.weights.tcp_pull import TcpPuller
+from slipstream.weights.links.tcp.tcp_pull import TcpPuller
 
 directory, phase, signum = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 manifests = [decode_manifest(bytes.fromhex(word)) for word in sys.argv[4:]]
@@ -58,10 +61,10 @@ from pathlib import Path
 import numpy as np
 from slipstream.weights.base import ArraySource
 from slipstream.weights.manifest import encode_manifest, layout
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.stream_server import StreamServer
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp.stream_server import StreamServer
 
 directory = Path(sys.argv[1])
 model = {f"t{i}": ArraySource(np.full((4, 1024), 10.0 + i, np.float32)) for i in range(6)}

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from slipstream.config.services import WeightsSection
+from slipstream.config.sections.services_config import WeightsSection
 from slipstream.errors import UserError
 from slipstream.weights.transports import open_publisher, open_subscriber, schemes
 

@@ -13,32 +13,32 @@ import pytest
 import zmq
 
 from slipstream.errors import TransportTimeout, WeightsError
-from slipstream.transport.keys import generate
-from slipstream.weights import tcp_wire
+from slipstream.transport.zeromq.keys import generate
 from slipstream.weights.base import ArraySource
-from slipstream.weights.control import Dial, ServerOptions
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.links.control import Dial, ServerOptions
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
+from slipstream.weights.links.tcp import tcp_wire
 from slipstream.weights.manifest import encode_manifest, layout
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
 
 pytest.importorskip("ucxx", reason="UCXX is not installed: pip install ucxx-cu12==0.52.0")
 
-from slipstream.weights.ucx_core import UcxCore
-from slipstream.weights.ucx_pull import UcxPuller
-from slipstream.weights.ucx_server import UcxServer
+from slipstream.weights.links.ucx.ucx_core import UcxCore
+from slipstream.weights.links.ucx.ucx_pull import UcxPuller
+from slipstream.weights.links.ucx.ucx_server import UcxServer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 RECEIVER = """
 import os, signal, sys
 from pathlib import Path
-from slipstream.weights import tcp_wire
-from slipstream.weights.control import Dial
+from slipstream.weights.links.tcp import tcp_wire
+from slipstream.weights.links.control import Dial
 from slipstream.weights.manifest import decode_manifest
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.ucx_pull import UcxPuller, _Pull
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.ucx.ucx_pull import UcxPuller, _Pull
 
 tcp_wire.FRAME_BYTES = 1 << 20
 directory, signum = Path(sys.argv[1]), int(sys.argv[2])
@@ -181,7 +181,7 @@ def test_a_receiver_gives_up_at_its_deadline_and_the_next_version_comes(hosts, m
 
 def test_a_forked_child_is_refused_instead_of_hanging():
     code = (
-        "import os; from slipstream.weights.ucx_core import UcxCore; core = UcxCore()\n"
+        "import os; from slipstream.weights.links.ucx.ucx_core import UcxCore; core = UcxCore()\n"
         "child = os.fork()\n"
         "if not child:\n"
         "    try: core.progress()\n"

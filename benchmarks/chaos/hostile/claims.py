@@ -19,7 +19,7 @@ from benchmarks.chaos.hostile.member import honest, joined
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack
 from slipstream.errors import TransportTimeout
-from slipstream.questions import Fetch, Offer
+from slipstream.protocol.questions import Fetch, Offer
 from slipstream.transport.base import OK
 
 Claim = Callable[[Stack, Fault], Coroutine[Any, Any, list[str]]]

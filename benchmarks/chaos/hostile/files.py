@@ -19,7 +19,7 @@ from benchmarks.chaos.hostile.found import patiently, tickets
 from benchmarks.chaos.hostile.groups import FAR
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack
-from slipstream.messages import Group, GroupArrays, decode_group
+from slipstream.protocol.messages import Group, GroupArrays, decode_group
 
 Frames = list[bytes]
 _STOP_SECONDS = 8.0  # less than a lease

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.frames import joined
-from slipstream.messages import Group, GroupArrays, encode_header
-from slipstream.seals import seal
+from slipstream.protocol.frames import joined
+from slipstream.protocol.messages import Group, GroupArrays, encode_header
+from slipstream.protocol.seals import seal
 
 
 def forged(group: Group, arrays: GroupArrays) -> list[bytes]:

@@ -14,7 +14,7 @@ from benchmarks.chaos.hostile.forging import forged
 from benchmarks.chaos.hostile.member import honest, joined
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack
-from slipstream.messages import Group, GroupArrays, Sample
+from slipstream.protocol.messages import Group, GroupArrays, Sample
 from slipstream.transport.base import OK
 
 Spoil = Callable[[Group, GroupArrays], None]

@@ -12,10 +12,10 @@ import msgspec
 from benchmarks.chaos.hostile.member import joined
 from benchmarks.chaos.stack import Stack
 from slipstream.errors import LedgerError
-from slipstream.questions import Found, Offered, Stored
-from slipstream.transport import keys
+from slipstream.protocol.questions import Found, Offered, Stored
 from slipstream.transport.base import OK, REFUSED, RETRY, Delivery, Receiver, ReceiverOptions, Reply
-from slipstream.transport.zmq import make_receiver
+from slipstream.transport.zeromq import keys
+from slipstream.transport.zeromq.zmq import make_receiver
 
 
 async def lie(stack: Stack, role: str, seconds: float) -> list[str]:

@@ -17,11 +17,11 @@ from benchmarks.chaos.hostile.found import NotNow
 from benchmarks.chaos.stack import Stack
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Member, MemberInfo, Ticket
-from slipstream.messages import Frame, Group, GroupArrays, Sample
-from slipstream.transport import keys
+from slipstream.protocol.messages import Frame, Group, GroupArrays, Sample
 from slipstream.transport.base import RETRY, Parcel, Peer, Reply, Sender, SenderOptions
 from slipstream.transport.origin import Origin
-from slipstream.transport.zmq import make_sender
+from slipstream.transport.zeromq import keys
+from slipstream.transport.zeromq.zmq import make_sender
 
 _OURS = re.compile(r"-\d{4}$|nonsense")
 SAMPLES = 4

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slipstream.algo.spec import Std
+from slipstream.algo.settings.spec import Std
 
 
 def reward_tensor(rewards: Sequence[float | None]) -> Tensor:

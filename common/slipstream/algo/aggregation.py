@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.algo.spec import Aggregation
+from slipstream.algo.settings.spec import Aggregation
 
 
 def token_scales(

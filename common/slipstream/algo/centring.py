@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.algo.ratios import LIMIT, bounded_weight
-from slipstream.algo.spec import Correction
+from slipstream.algo.settings.spec import Correction
 
 
 def centring_loss(

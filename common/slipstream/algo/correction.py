@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.algo import masks
-from slipstream.algo.batch import Prepared
+from slipstream.algo.global_batch import Prepared
 from slipstream.algo.ratios import bounded_weight, level_ratio
-from slipstream.algo.spec import Objective
+from slipstream.algo.settings.spec import Objective
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import math
 from torch import Tensor
 
 from slipstream.algo.ratios import LIMIT
-from slipstream.algo.spec import KLKind
+from slipstream.algo.settings.spec import KLKind
 
 EXACT = 60.0  # largest z whose e^z is logged as it is: times a ratio of e^20 it is still finite in float32
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from slipstream.algo.aggregation import token_scales
-from slipstream.algo.batch import Prepared
-from slipstream.algo.spec import Objective
+from slipstream.algo.global_batch import Prepared
+from slipstream.algo.settings.spec import Objective
 
 
 def group_parts(groups: int, parts: int) -> list[range]:

@@ -15,18 +15,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.algo import diagnostics
-from slipstream.algo.batch import Prepared, need
 from slipstream.algo.centring import centring_loss
-from slipstream.algo.contradictions import needs_sampler
 from slipstream.algo.correction import Corrected, correct
 from slipstream.algo.finite import head_sum, require_finite
+from slipstream.algo.global_batch import Prepared, need
 from slipstream.algo.kl import kl_penalty
-from slipstream.algo.losses import ratio, sampler
+from slipstream.algo.losses import ratio_losses as ratio
+from slipstream.algo.losses import sampler_losses as sampler
 from slipstream.algo.losses.base import Terms, TokenLoss
-from slipstream.algo.metrics import Tally
+from slipstream.algo.measures import diagnostics
+from slipstream.algo.measures.metrics import Tally
 from slipstream.algo.ratios import as_ratio, log_ratio, proximal_guess
-from slipstream.algo.spec import Objective
+from slipstream.algo.settings.contradictions import needs_sampler
+from slipstream.algo.settings.spec import Objective
 
 
 def objective(

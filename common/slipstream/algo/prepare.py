@@ -15,19 +15,19 @@ from torch import Tensor
 
 from slipstream.algo import advantages as adv
 from slipstream.algo.aggregation import token_scales
-from slipstream.algo.batch import Batch, Prepared, check_shapes, length_mask, need
-from slipstream.algo.context import GROUPED
 from slipstream.algo.finite import head_sum, require_finite
+from slipstream.algo.global_batch import GlobalBatch, Prepared, check_shapes, length_mask, need
 from slipstream.algo.kl import kl_in_reward
 from slipstream.algo.masks import fresh_tokens, second_moment_kept
-from slipstream.algo.metrics import Tally
+from slipstream.algo.measures.metrics import Tally
+from slipstream.algo.settings.context import GROUPED
+from slipstream.algo.settings.spec import Objective
 from slipstream.algo.shaping import shape_rewards
-from slipstream.algo.spec import Objective
 
-__all__ = ["Batch", "Prepared", "add_proximal", "length_mask", "prepare", "proximal_rows"]
+__all__ = ["GlobalBatch", "Prepared", "add_proximal", "length_mask", "prepare", "proximal_rows"]
 
 
-def prepare(spec: Objective, batch: Batch) -> Prepared:
+def prepare(spec: Objective, batch: GlobalBatch) -> Prepared:
     """Advantages, masks and scales of a global batch.
 
     A group with fewer than two scored samples is dropped where the advantage needs a group. Unscored samples
@@ -106,7 +106,7 @@ def _lone(spec: Objective, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
     return adv.Groups(rewards_B, groups_B).size_B < 2
 
 
-def _sampled(batch: Batch) -> Tensor:
+def _sampled(batch: GlobalBatch) -> Tensor:
     """Tokens that were sampled [B, T]."""
     longest = int(batch.lengths_B.max()) if len(batch.lengths_B) else 0
     padded_BT = batch.sampler_BT if batch.sampler_BT is not None else batch.mask_BT
@@ -115,14 +115,14 @@ def _sampled(batch: Batch) -> Tensor:
     return sampled_BT if batch.mask_BT is None else sampled_BT & batch.mask_BT
 
 
-def _loss_mask(spec: Objective, batch: Batch, sampled_BT: Tensor, scored_B: Tensor) -> Tensor:
+def _loss_mask(spec: Objective, batch: GlobalBatch, sampled_BT: Tensor, scored_B: Tensor) -> Tensor:
     mask_BT = sampled_BT & scored_B[:, None]
     if spec.mask_truncated:
         mask_BT = mask_BT & ~need(batch.truncated_B, "truncated_B")[:, None]
     return mask_BT
 
 
-def _check(batch: Batch, mask_BT: Tensor) -> None:
+def _check(batch: GlobalBatch, mask_BT: Tensor) -> None:
     index_B = torch.arange(len(mask_BT), device=mask_BT.device)
     for name, values_BT in (("sampler", batch.sampler_BT), ("reference", batch.reference_BT)):
         if values_BT is not None:
@@ -133,7 +133,7 @@ def _check(batch: Batch, mask_BT: Tensor) -> None:
         require_finite("sum of the sampler's top-k logprobs", head_sum(head_BTK, real_BTK), mask_BT, index_B)
 
 
-def _fresh(batch: Batch, mask_BT: Tensor) -> Tensor:
+def _fresh(batch: GlobalBatch, mask_BT: Tensor) -> Tensor:
     """Tokens of the mask inside the age bound [B, T]; ages are checked even when there is no bound."""
     if batch.ages_BT is None and batch.max_age is None:
         return mask_BT
@@ -141,7 +141,7 @@ def _fresh(batch: Batch, mask_BT: Tensor) -> Tensor:
     return mask_BT & fresh_tokens(ages_BT, mask_BT, batch.max_age)
 
 
-def _advantages(spec: Objective, batch: Batch, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
+def _advantages(spec: Objective, batch: GlobalBatch, rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
     """Advantages of every token, float64 [B, T], 0 outside the mask."""
     penalty_BT = _reward_penalty(spec, batch, mask_BT)
     if spec.advantage in ("reinforce", "reinforce_baseline"):
@@ -158,7 +158,7 @@ def _advantages(spec: Objective, batch: Batch, rewards_B: Tensor, mask_BT: Tenso
     return values_BT.where(mask_BT, 0.0)
 
 
-def _sample_advantages(spec: Objective, batch: Batch, rewards_B: Tensor) -> Tensor:
+def _sample_advantages(spec: Objective, batch: GlobalBatch, rewards_B: Tensor) -> Tensor:
     groups_B = batch.groups_B
     match spec.advantage:
         case "grpo":
@@ -183,7 +183,7 @@ def _sample_advantages(spec: Objective, batch: Batch, rewards_B: Tensor) -> Tens
     raise ValueError(f"advantage {spec.advantage!r} is unknown")
 
 
-def _reward_penalty(spec: Objective, batch: Batch, mask_BT: Tensor) -> Tensor | None:
+def _reward_penalty(spec: Objective, batch: GlobalBatch, mask_BT: Tensor) -> Tensor | None:
     """beta KL(sampler, reference) of each token, for KL in the reward: of the policy that earned the reward.
 
     Each token's share is bounded by `kl_coeff_clamp`: one of them at z = 20 would be 4.85e8, more than any reward.
@@ -203,7 +203,7 @@ def _gradient(spec: Objective, fresh_BT: Tensor, keep_BT: Tensor, advantages_BT:
     return (keep_BT & ((advantages_BT != 0) | (spec.loss == "dro"))).any(1)
 
 
-def _tally(batch: Batch, raw_B: Tensor, mask_BT: Tensor, fresh_BT: Tensor) -> Tally:
+def _tally(batch: GlobalBatch, raw_B: Tensor, mask_BT: Tensor, fresh_BT: Tensor) -> Tally:
     groups = adv.Groups(batch.rewards_B, batch.groups_B)
     scored_B, tied_B = groups.scored_B, groups.tied_B
     share_B = scored_B / groups.size_B.clamp(min=1)  # adds up to 1 over the scored members of a group

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.algo.aggregation import sequence_mean, sequence_sum
-from slipstream.algo.spec import Correction, Level
+from slipstream.algo.settings.spec import Correction, Level
 
 LIMIT = 20.0  # bound on what is exponentiated: exp(20) = 4.9e8 squares without overflow in float32
 

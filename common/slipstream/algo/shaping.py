@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.algo.advantages import Groups
-from slipstream.algo.spec import LengthReward, Objective
+from slipstream.algo.settings.spec import LengthReward, Objective
 
 
 def shape_rewards(spec: Objective, rewards_B: Tensor, groups_B: Tensor, lengths_B: Tensor) -> Tensor:

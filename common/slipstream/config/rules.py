@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from slipstream.algo.contradictions import Context
-from slipstream.algo.contradictions import contradictions as objective_contradictions
-from slipstream.algo.recipes import RECIPES, resolve
-from slipstream.algo.spec import Objective
-from slipstream.config import lora
-from slipstream.config.idle import idle_settings
+from slipstream.algo.settings.contradictions import Context
+from slipstream.algo.settings.contradictions import contradictions as objective_contradictions
+from slipstream.algo.settings.recipes import RECIPES, resolve
+from slipstream.algo.settings.spec import Objective
 from slipstream.config.packages import missing_packages
 from slipstream.config.rules_learner import missing_compiler, step_refusals
 from slipstream.config.schema import Config
+from slipstream.config.sections import lora_config as lora
+from slipstream.config.without_effect import idle_settings
 from slipstream.errors import install
 
 ORDERS = ("fifo", "freshest", "oldest_first", "random")

@@ -7,9 +7,9 @@ import re
 import shutil
 from pathlib import Path
 
-from slipstream.config.governor import governor_refusals
-from slipstream.config.precision import precision_refusals
 from slipstream.config.schema import Config
+from slipstream.config.sections.governor_config import governor_refusals
+from slipstream.config.sections.precision_config import precision_refusals
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))

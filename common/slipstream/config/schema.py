@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slipstream.config import data as d
-from slipstream.config import services as s
 from slipstream.config.base import Section, sub
-from slipstream.config.objective import ObjectiveSection
-from slipstream.config.telemetry import TelemetrySection
+from slipstream.config.sections import data_config as d
+from slipstream.config.sections import services_config as s
+from slipstream.config.sections.objective_config import ObjectiveSection
+from slipstream.config.sections.telemetry_config import TelemetrySection
 
 
 class Config(Section):

@@ -12,7 +12,7 @@ Send = Callable[[Sequence[Sequence[Any]]], Awaitable[Sequence[Exception | Any]]]
 MOST_AT_ONCE = 256  # bounds the time for which one call holds the server
 
 
-class Batch:
+class CallBatch:
     """Many small calls as few large ones, each with an answer of its own.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from slipstream.ledger.base import LedgerCalls
-from slipstream.ledger.batching import Batch
+from slipstream.ledger.batching import CallBatch
 from slipstream.ledger.connection import Connection, refusal
 from slipstream.ledger.records import Failure, LedgerFull, State, Ticket, check_reason
 
@@ -41,7 +41,7 @@ class TicketCalls(LedgerCalls):
 
     def __init__(self, book: Connection) -> None:
         super().__init__(book)
-        self._scored = Batch(self._scored_all)
+        self._scored = CallBatch(self._scored_all)
 
     async def admit(
         self,

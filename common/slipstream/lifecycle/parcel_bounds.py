@@ -7,7 +7,7 @@ too large as a whole, is refused as soon as it is here; what is not answered yet
 from __future__ import annotations
 
 from slipstream.config.schema import Config
-from slipstream.frames import MAX_ARRAY_BYTES, MAX_HEADER_BYTES
+from slipstream.protocol.frames import MAX_ARRAY_BYTES, MAX_HEADER_BYTES
 from slipstream.staleness import admission_cap
 from slipstream.transport.base import Budget, Limits
 

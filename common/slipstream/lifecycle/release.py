@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slipstream.errors import UserError
-from slipstream.provenance import release
+from slipstream.run.provenance import release
 
 RELEASE = "release"
 

@@ -28,9 +28,9 @@ from slipstream.telemetry.links import show_links
 from slipstream.telemetry.logs import know
 from slipstream.telemetry.metrics import Metrics
 from slipstream.transport.base import Delivery, Peer, Receiver, ReceiverOptions, Sender, SenderOptions
-from slipstream.transport.keys import KeyPair, keys_of
 from slipstream.transport.origin import Origin
-from slipstream.transport.zmq import make_receiver, make_sender
+from slipstream.transport.zeromq.keys import KeyPair, keys_of
+from slipstream.transport.zeromq.zmq import make_receiver, make_sender
 
 log = logging.getLogger("slipstream.site")
 HEARTBEAT_SECONDS = 1.0

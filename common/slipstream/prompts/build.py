@@ -7,16 +7,16 @@ import json
 import math
 from pathlib import Path
 
-from slipstream.config.data import DataSection
 from slipstream.config.schema import Config
+from slipstream.config.sections.data_config import DataSection
 from slipstream.errors import UserError
 from slipstream.models.architecture import positions, read_architecture, vocabulary
 from slipstream.prompts.fitting import row_faults
-from slipstream.prompts.load import load_prompts
+from slipstream.prompts.load_prompts import load_prompts
 from slipstream.prompts.sets import PromptSet
-from slipstream.prompts.spec import DataSpec, LengthBudget
-from slipstream.run_folder import RunFolder
-from slipstream.tokens import Tokenizer
+from slipstream.prompts.source_spec import DataSpec, LengthBudget
+from slipstream.run.folder import RunFolder
+from slipstream.run.tokens import Tokenizer
 
 STREAM = "stream.json"
 

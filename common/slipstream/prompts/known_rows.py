@@ -16,8 +16,8 @@ from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.sets import PromptSet
-from slipstream.run_folder import RunFolder
-from slipstream.tokens import Tokenizer
+from slipstream.run.folder import RunFolder
+from slipstream.run.tokens import Tokenizer
 
 log = logging.getLogger("slipstream.learner")
 KNOWN = "data.rows"

@@ -13,15 +13,15 @@ from functools import cached_property
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.literal import is_marked
-from slipstream.prompts.external import ReasoningGym, Source
-from slipstream.prompts.generated import Arithmetic, SortDigits
-from slipstream.prompts.gsm8k import Gsm8k
-from slipstream.prompts.rows import Row, read_row
-from slipstream.prompts.spec import DataSpec, LengthBudget
-from slipstream.prompts.tables import open_files
+from slipstream.prompts.raw_rows import Row, read_row
+from slipstream.prompts.source_spec import DataSpec, LengthBudget
+from slipstream.prompts.sources.external import ReasoningGymRows, RowSource
+from slipstream.prompts.sources.generated import Arithmetic, SortDigits
+from slipstream.prompts.sources.gsm8k import Gsm8kRows
+from slipstream.prompts.sources.tables import open_files
 from slipstream.prompts.template import Template
-from slipstream.tokens import Tokenizer
+from slipstream.run.literal import is_marked
+from slipstream.run.tokens import Tokenizer
 
 _BATCH = 512
 
@@ -96,7 +96,7 @@ class LoadReport:
         return ", ".join(parts)
 
 
-def open_source(spec: DataSpec) -> Source:
+def open_source(spec: DataSpec) -> RowSource:
     """The rows that the spec names.
 
     Raises:
@@ -108,9 +108,9 @@ def open_source(spec: DataSpec) -> Source:
         case "jsonl" | "huggingface":
             return open_files(spec)
         case "reasoning_gym":
-            return ReasoningGym(spec)
+            return ReasoningGymRows(spec)
         case "gsm8k":
-            return Gsm8k(spec)
+            return Gsm8kRows(spec)
         case "arithmetic":
             return Arithmetic(spec.options, spec.limit, spec.seed)
         case "sort_digits":
@@ -133,7 +133,7 @@ class Reader:
         self._template = Template(spec, tokenizer)
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> RowSource:
         """The rows by number; a stream has none of these."""
         return open_source(self._spec)
 

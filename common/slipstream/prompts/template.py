@@ -7,10 +7,10 @@ from typing import Any
 
 from slipstream.errors import UserError
 from slipstream.prompts.conversation import Message
-from slipstream.prompts.rows import Row
-from slipstream.prompts.spec import DataSpec
+from slipstream.prompts.raw_rows import Row
+from slipstream.prompts.source_spec import DataSpec
+from slipstream.run.tokens import Tokenizer
 from slipstream.text import repair
-from slipstream.tokens import Tokenizer
 
 _OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "conversation", "return_dict"}
 NAMED = ("chat", "chatml_no_system", "plain")

@@ -12,10 +12,10 @@ from typing import Any
 from slipstream.errors import UserError
 from slipstream.rewards.adapters import reach
 from slipstream.rewards.base import MissingColumn, ScorerFault, Task
-from slipstream.rewards.characters import asciify
-from slipstream.rewards.extract import last_box, last_marked
-from slipstream.rewards.numbers import tidy
-from slipstream.rewards.wrappers import bare
+from slipstream.rewards.builtin.characters import asciify
+from slipstream.rewards.builtin.extract import last_box, last_marked
+from slipstream.rewards.builtin.numbers import tidy
+from slipstream.rewards.builtin.wrappers import bare
 
 Check = Callable[[Task], None]
 _SHOWN = 3

@@ -31,10 +31,10 @@ from slipstream.rewards.base import (
 )
 from slipstream.rewards.inputs import Check, columns_check
 from slipstream.rewards.outcomes import outcome_of, weighted
-from slipstream.rewards.process import probe
-from slipstream.rewards.registry import BUILTIN, build, unknown_scorer
-from slipstream.rewards.sandbox import Pool
-from slipstream.rewards.wire import NOTHING, Beside, Setup
+from slipstream.rewards.reward_registry import BUILTIN, build, unknown_scorer
+from slipstream.rewards.workers.sandbox import WorkerPool
+from slipstream.rewards.workers.scoring_process import probe
+from slipstream.rewards.workers.worker_wire import NOTHING, Beside, Setup
 
 MAX_GROUPS = 64
 
@@ -49,7 +49,7 @@ class Scorer:
     name: str
     failures: Failures
     inline: _Inline | None
-    pool: Pool | None
+    pool: WorkerPool | None
     whole_group: bool = False
     check: Check | None = None
     asks_more: bool = False
@@ -133,7 +133,7 @@ class Scorers:
         return {scorer.name: scorer.check for scorer in self._scorers if scorer.check is not None}
 
     @property
-    def pools(self) -> dict[str, Pool]:
+    def pools(self) -> dict[str, WorkerPool]:
         """The worker pools by reward, of those that have one."""
         return {scorer.name: scorer.pool for scorer in self._scorers if scorer.pool is not None}
 
@@ -237,7 +237,7 @@ def _load(spec: RewardSpec, workers: int, sandbox: Sandbox) -> Scorer:
         raise unknown_scorer(spec.use)
     builtin, scorer = BUILTIN[spec.use], build(spec.use, spec.options)
     pooled = hasattr(scorer, "pooled") and getattr(scorer, "library", True)
-    pool = Pool(_setup(spec, spec.use, builtin.isolated, sandbox), workers) if pooled else None
+    pool = WorkerPool(_setup(spec, spec.use, builtin.isolated, sandbox), workers) if pooled else None
     inline, check = getattr(scorer, "inline", None), getattr(scorer, "check", None)
     return Scorer(spec, spec.name or spec.use, _failures(spec, builtin.failures), inline, pool, check=check)
 
@@ -248,7 +248,7 @@ def _load_function(spec: RewardSpec, workers: int) -> Scorer:
     setup = _setup(spec, use)
     ready = probe(setup)
     is_async = ready.whole_group and ready.form == "sample"
-    pool = Pool(setup, workers, grace=is_async)
+    pool = WorkerPool(setup, workers, grace=is_async)
     check = columns_check(ready.needs, spec.options)
     name, failures = spec.name or function, _failures(spec, Failures())
     return Scorer(spec, name, failures, None, pool, ready.whole_group, check, ready.asks_more)

@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from slipstream.errors import MessageError
-from slipstream.frames import Frames
-from slipstream.messages import Group, GroupArrays, decode_group
-from slipstream.telemetry.samples import SampleLog, group_record
+from slipstream.protocol.frames import Frames
+from slipstream.protocol.messages import Group, GroupArrays, decode_group
+from slipstream.telemetry.sample_log import SampleLog, group_record
 
 _SHOWN = 4096  # numbers of an array, and bytes of a header that cannot be read
 

@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from slipstream.config.services import NetworkSection
+from slipstream.config.sections.services_config import NetworkSection
 from slipstream.errors import UserError
 from slipstream.lifecycle.callers import BoundedCallers
 

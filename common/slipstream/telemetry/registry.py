@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from slipstream.config.services import NetworkSection
+from slipstream.config.sections.services_config import NetworkSection
 from slipstream.lifecycle.descriptors import cut
 from slipstream.telemetry.health import Health, serve_pages
 

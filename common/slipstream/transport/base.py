@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
 from slipstream.errors import MessageError, SlipstreamError
-from slipstream.messages import MAX_ARRAY_BYTES, Frame, Frames
+from slipstream.protocol.messages import MAX_ARRAY_BYTES, Frame, Frames
 from slipstream.transport.origin import Origin
 
 Outcome = Literal["ok", "refused", "retry", "busy"]

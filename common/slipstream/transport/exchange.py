@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from slipstream.messages import Frame, Frames
+from slipstream.protocol.messages import Frame, Frames
 from slipstream.transport.guard import Guard
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slipstream.messages import Frame, Frames
+from slipstream.protocol.messages import Frame, Frames
 from slipstream.transport.base import Limits, LinkState, Parcel, Peer, PeerStats, Reply
 from slipstream.transport.guard import Guard
 
 OnMessage = Callable[[list[Frame]], None]
 
 
-class Line(Protocol):
+class LinkLine(Protocol):
     """One connection to a peer. The medium reconnects by itself, and tells the peer when it has."""
 
     def send(self, frames: Frames) -> bool:
@@ -33,7 +33,7 @@ class Dialer(Protocol):
 
     def open(self, guard: Guard) -> None: ...
 
-    def dial(self, peer: Peer, on_message: OnMessage) -> Line:
+    def dial(self, peer: Peer, on_message: OnMessage) -> LinkLine:
         """Connect in the background; raises `UserError` for a peer that can never be reached."""
         ...
 
@@ -61,7 +61,7 @@ class Link:
 
     name: str
     peer: Peer
-    line: Line | None = None
+    line: LinkLine | None = None
     state: LinkState = "connecting"
     window: int = 0
     sent: int = 0

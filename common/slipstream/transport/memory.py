@@ -11,7 +11,7 @@ import itertools
 from functools import partial
 
 from slipstream.errors import UserError
-from slipstream.messages import Frames
+from slipstream.protocol.messages import Frames
 from slipstream.transport.base import Peer, ReceiverOptions, SenderOptions
 from slipstream.transport.exchange import OnMessage
 from slipstream.transport.guard import Guard

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from slipstream.transport.queue_messages import Brief
 from slipstream.transport.sessions import Session
-from slipstream.transport.wire import Brief
 
 MOST_TOGETHER = 64
 MOST_CHARACTERS = 10_000  # of ids and reasons, up to four bytes each: they and one more fit into a header

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from slipstream.errors import MessageError, SlipstreamError
-from slipstream.messages import Frame, Frames
-from slipstream.transport import wire
+from slipstream.protocol.messages import Frame, Frames
+from slipstream.transport import queue_messages as wire
 from slipstream.transport.base import REFUSED, RETRY, Parcel, ReceiverOptions, ReceiverStats, Reply
 from slipstream.transport.exchange import Exchange
 from slipstream.transport.guard import Guard

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from slipstream.errors import MessageError, SlipstreamError, TransportTimeout, UserError
-from slipstream.messages import Frame
-from slipstream.transport import wire
+from slipstream.protocol.messages import Frame
+from slipstream.transport import queue_messages as wire
 from slipstream.transport.base import REFUSED, Limits, Parcel, Peer, Reply, SenderOptions, SenderStats
 from slipstream.transport.guard import Guard
 from slipstream.transport.link import Dialer, Job, Link, explain

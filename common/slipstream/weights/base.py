@@ -29,7 +29,7 @@ def carrier(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(CARRIERS.get(dtype, dtype))
 
 
-class Source(Protocol):
+class WeightsSource(Protocol):
     """A tensor of the learner that can write itself, in the wire dtype, into host memory.
 
     Its elements are counted row by row, `first` to `last` of them at a time.
@@ -129,11 +129,11 @@ class Committable(Protocol):
 class Publisher(Protocol):
     """The learner's side; used by one thread at a time, but for `commit`."""
 
-    def stage(self, version: int, tensors: Mapping[str, Source]) -> Committable:
+    def stage(self, version: int, tensors: Mapping[str, WeightsSource]) -> Committable:
         """The one copy, all that the learner waits for; the tensors may change once this returns."""
         ...
 
-    def publish(self, version: int, tensors: Mapping[str, Source]) -> Manifest:
+    def publish(self, version: int, tensors: Mapping[str, WeightsSource]) -> Manifest:
         """Stage and commit in one call."""
         ...
 
@@ -191,7 +191,7 @@ class Server(Protocol):
         ...
 
 
-class Store(Protocol):
+class VersionStore(Protocol):
     """The offering end of a transport that keeps copies elsewhere, such as an object store."""
 
     @property

@@ -19,16 +19,16 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.config.services import WeightsSection
-from slipstream.transport.keys import KeyPair, keys_of, make
-from slipstream.weights.base import ArraySource, Puller, Server, Store
-from slipstream.weights.files import FileStore
+from slipstream.config.sections.services_config import WeightsSection
+from slipstream.transport.zeromq.keys import KeyPair, keys_of, make
+from slipstream.weights.base import ArraySource, Puller, Server, VersionStore
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
+from slipstream.weights.links.folder_link import FileStore
+from slipstream.weights.links.pulling import PullSubscriber
+from slipstream.weights.links.serving import ServingPublisher
+from slipstream.weights.links.shelf import Shelf
 from slipstream.weights.manifest import decode_manifest, encode_manifest, layout
-from slipstream.weights.pulling import PullSubscriber
-from slipstream.weights.serving import ServingPublisher
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
 from slipstream.weights.transports import open_puller, open_server
 
 WARM_UP = 2
@@ -48,7 +48,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """Medians of one method; GB/s counts delivered bytes, CPU seconds are per GB delivered."""
 
     method: str
@@ -84,7 +84,7 @@ class Bench:
         near.mkdir(parents=True)
         shelf = Shelf(near)
         servers: list[Server] = []
-        stores: list[Store] = []
+        stores: list[VersionStore] = []
         if link.endswith(KEYED):
             make(place)
         if link == "file":
@@ -146,10 +146,10 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def row(method: str, receivers: int, gigabytes: float, rounds: Paired) -> Row:
+def row(method: str, receivers: int, gigabytes: float, rounds: Paired) -> BenchRow:
     """Medians of the rounds of one method."""
     verified = statistics.median(each.verified for _, each in rounds)
-    return Row(
+    return BenchRow(
         method,
         receivers,
         1e3 * verified,

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from slipstream.errors import WeightsError
-from slipstream.headers import UNREADABLE
+from slipstream.protocol.headers import UNREADABLE
 
 SCHEMA = 3
 ALIGNMENT = 64

@@ -17,8 +17,8 @@ from slipstream.errors import BaseMismatch, UserError, WeightsError
 from slipstream.models.joined import read_model_tensors
 from slipstream.models.tensors import content_digest
 from slipstream.weights.base import Array, Bytes, Mapped, Subscriber
+from slipstream.weights.bytes.torch_io import to_torch
 from slipstream.weights.manifest import Adapter, Manifest
-from slipstream.weights.torch_io import to_torch
 
 _SPARES = 2
 

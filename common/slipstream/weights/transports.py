@@ -8,16 +8,16 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from slipstream.config.services import WeightsSection
+from slipstream.config.sections.services_config import WeightsSection
 from slipstream.errors import UserError
 from slipstream.lifecycle.address import announced_host
-from slipstream.transport.keys import KeyPair
-from slipstream.weights.base import Publisher, Puller, Server, Store, Subscriber
+from slipstream.transport.zeromq.keys import KeyPair
+from slipstream.weights.base import Publisher, Puller, Server, Subscriber, VersionStore
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
+from slipstream.weights.links.pulling import AutoSubscriber, PullSubscriber
+from slipstream.weights.links.shelf import Shelf
 from slipstream.weights.manifest import Layout
-from slipstream.weights.pulling import AutoSubscriber, PullSubscriber
-from slipstream.weights.shelf import Shelf
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
 
 log = logging.getLogger("slipstream.weights")
 
@@ -48,12 +48,12 @@ def open_publisher(
     Raises:
         UserError: A port that is taken, a part that is not installed, or not enough space for two versions.
     """
-    from slipstream.weights.serving import ServingPublisher
+    from slipstream.weights.links.serving import ServingPublisher
 
     shm = ShmPublisher(run, incarnation, layout, threads=threads, keep_seconds=settings.keep_seconds)
     shelf = Shelf()
     servers: list[Server] = []
-    stores: list[Store] = []
+    stores: list[VersionStore] = []
     try:
         for index, scheme in enumerate(schemes(settings, address, keys is not None)):
             port = settings.port + index if settings.port else 0
@@ -126,18 +126,18 @@ def open_server(
     scheme: str, shelf: Shelf, settings: WeightsSection, address: str, port: int, keys: KeyPair | None = None
 ) -> Server:
     """The offering end of a transport; with the run's key, requests (and over TCP the bytes) go through CURVE."""
-    from slipstream.weights.control import ServerOptions
-    from slipstream.weights.stream_server import StreamServer
-    from slipstream.weights.tcp_server import WeightServer
+    from slipstream.weights.links.control import ServerOptions
+    from slipstream.weights.links.tcp.stream_server import StreamServer
+    from slipstream.weights.links.tcp.tcp_server import WeightServer
 
     allowed = {keys.public} if keys else ()
     options = ServerOptions(address, port, _advertised(address), keys, allowed)
     if scheme == "ucx":
-        from slipstream.weights.ucx_server import UcxServer
+        from slipstream.weights.links.ucx.ucx_server import UcxServer
 
         return UcxServer(shelf, options, settings.frame_seconds)
     if scheme == "nccl":
-        from slipstream.weights.nccl import NcclServer
+        from slipstream.weights.links.nccl import NcclServer
 
         return NcclServer(shelf, options, settings.frame_seconds)
     if keys is not None:
@@ -147,23 +147,23 @@ def open_server(
 
 def open_puller(scheme: str, settings: WeightsSection, keys: KeyPair | None = None) -> Puller:
     """The fetching end of a transport."""
-    from slipstream.weights.control import Dial
-    from slipstream.weights.files import FilePuller
-    from slipstream.weights.tcp_pull import TcpPuller
-    from slipstream.weights.ucx_pull import UcxPuller
+    from slipstream.weights.links.control import Dial
+    from slipstream.weights.links.folder_link import FilePuller
+    from slipstream.weights.links.tcp.tcp_pull import TcpPuller
+    from slipstream.weights.links.ucx.ucx_pull import UcxPuller
 
     if scheme == "file":
         return FilePuller()
     if scheme == "nccl":
-        from slipstream.weights.nccl import NcclPuller
+        from slipstream.weights.links.nccl import NcclPuller
 
         return NcclPuller(settings.frame_seconds)
     dial = Dial(keys, keys.public if keys else "", settings.frame_seconds)
     return UcxPuller(dial) if scheme == "ucx" else TcpPuller(dial)
 
 
-def _file_store(settings: WeightsSection, run: str, incarnation: int) -> Store:
-    from slipstream.weights.files import FileStore
+def _file_store(settings: WeightsSection, run: str, incarnation: int) -> VersionStore:
+    from slipstream.weights.links.folder_link import FileStore
 
     if not settings.folder:
         raise UserError("weights.transport file needs weights.folder", "set it to a folder that all hosts see")

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from slipstream.buffer.intake import Intake
+from slipstream.buffer.arrivals import Arrivals
 from slipstream.buffer.offers import Offers
 from slipstream.buffer.store import Store
 from slipstream.errors import MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import Standing
 from slipstream.lifecycle.life import Life
-from slipstream.shards import shard_of
+from slipstream.protocol.buffer_shards import shard_of
 from slipstream.telemetry.metrics import BufferMetrics
 
 log = logging.getLogger("slipstream.buffer")
@@ -48,7 +48,13 @@ class Comparison:
     """Compares one shard; counts looks and not seconds, so that a process that was stopped blames nobody."""
 
     def __init__(
-        self, ledger: Ledger, store: Store, intake: Intake, offers: Offers, shards: int, metrics: BufferMetrics
+        self,
+        ledger: Ledger,
+        store: Store,
+        intake: Arrivals,
+        offers: Offers,
+        shards: int,
+        metrics: BufferMetrics,
     ) -> None:
         self._ledger = ledger
         self._store = store

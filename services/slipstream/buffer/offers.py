@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from slipstream.buffer.dropped_shown import Show, show_nothing
 from slipstream.buffer.quota import Quota
-from slipstream.buffer.showing import Show, show_nothing
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.contract import Contract
@@ -20,8 +20,8 @@ from slipstream.errors import FencedError, LedgerError, MessageError
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life
 from slipstream.lifecycle.parcel_bounds import ANSWER_BYTES, ANSWER_GROUPS
-from slipstream.messages import Frames, Group, check_run, decode_group, decode_header, encode_header
-from slipstream.questions import Fetch, Found, Offer, Offered, Stored
+from slipstream.protocol.messages import Frames, Group, check_run, decode_group, decode_header, encode_header
+from slipstream.protocol.questions import Fetch, Found, Offer, Offered, Stored
 from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.logs import Troubles
 from slipstream.telemetry.metrics import BufferMetrics

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from slipstream.config.rules import informative_quota
 from slipstream.config.schema import Config
-from slipstream.messages import Group
+from slipstream.protocol.messages import Group
 
 
 class Quota:

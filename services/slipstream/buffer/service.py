@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack
 
+from slipstream.buffer.arrivals import Arrivals
 from slipstream.buffer.comparison import Comparison
-from slipstream.buffer.intake import Intake
+from slipstream.buffer.dropped_shown import Dropped
 from slipstream.buffer.offers import Offers
-from slipstream.buffer.showing import Dropped
 from slipstream.buffer.store import Store
 from slipstream.config.schema import Config
 from slipstream.contract import contract_of
 from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
-from slipstream.run_folder import RunFolder
-from slipstream.shards import index_of
+from slipstream.protocol.buffer_shards import index_of
+from slipstream.run.folder import RunFolder
 from slipstream.telemetry.aside import AsideLog
 from slipstream.telemetry.book import BookMetrics
 from slipstream.telemetry.metrics import BufferMetrics
-from slipstream.telemetry.samples import SampleLog
+from slipstream.telemetry.sample_log import SampleLog
 from slipstream.transport.base import REFUSED, Delivery, Reply
 
 log = logging.getLogger("slipstream.buffer")
@@ -44,7 +44,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
             poison = AsideLog(SampleLog(folder.poison(name), config.telemetry.samples_mb))
             offers = Offers(config, contract, site.ledger, store, index, metrics, poison, dropped.show)
             await offers.catch_up()
-            intake = Intake(
+            intake = Arrivals(
                 config,
                 contract,
                 site.ledger,
@@ -69,12 +69,12 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
     return service
 
 
-async def answer(delivery: Delivery, intake: Intake, offers: Offers, directory: Directory) -> None:
+async def answer(delivery: Delivery, intake: Arrivals, offers: Offers, directory: Directory) -> None:
     """Answer one parcel: groups come from reward, and questions from the learner."""
     await delivery.reply(await _reply(delivery, intake, offers, directory))
 
 
-async def _reply(delivery: Delivery, intake: Intake, offers: Offers, directory: Directory) -> Reply:
+async def _reply(delivery: Delivery, intake: Arrivals, offers: Offers, directory: Directory) -> Reply:
     parcel, origin = delivery.parcel, delivery.origin
     sender = _SENDERS.get(parcel.kind)
     if sender is None:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from slipstream.buffer.store_file import StoreFile
-from slipstream.frames import Frame
-from slipstream.messages import Group
-from slipstream.questions import Stored
+from slipstream.protocol.frames import Frame
+from slipstream.protocol.messages import Group
+from slipstream.protocol.questions import Stored
 
 log = logging.getLogger("slipstream.buffer")
 SCHEMA = 4

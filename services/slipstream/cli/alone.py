@@ -8,7 +8,7 @@ import socket
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.run_folder import Before, RunFolder
+from slipstream.run.folder import Before, RunFolder
 
 _LIBRARIES = {"rollout": ("torch", "transformers"), "learner": ("torch", "transformers")}
 
@@ -46,6 +46,6 @@ def prepare_folder(role: str, config: Config, folder: RunFolder) -> Before | Non
     folder.create()
     if role != "learner" or os.environ.get("RANK", "0") != "0":
         return None
-    from slipstream.provenance import collect
+    from slipstream.run.provenance import collect
 
     return folder.record_attempt(config, collect())

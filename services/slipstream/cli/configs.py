@@ -9,7 +9,7 @@ import sys
 from slipstream.cli.checks.deep import look_deep
 from slipstream.cli.checks.listing import DEEP, NOT_PLAIN, REACHING, problems
 from slipstream.config.load import load_config
-from slipstream.config.reference import markdown
+from slipstream.config.reference_page import markdown
 from slipstream.config.rules import missing_parts
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, ConfigError

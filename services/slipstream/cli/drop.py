@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from slipstream.cli.looking import open_ledger
+from slipstream.cli.look.find_run import open_ledger
 from slipstream.errors import EXIT_OK, FencedError, UserError
 
 ABOUT = """Works on a run that is up and on one that has stopped. The ticket ends as dropped, reason by_hand, whatever

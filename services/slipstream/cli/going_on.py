@@ -6,15 +6,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slipstream.checkpoint.files import MARKER, step_of
 from slipstream.config.load import load_recorded
 from slipstream.config.local_paths import absolute
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.learner.going_back import consent_to, withdraw
-from slipstream.learner.identity import differing, known_at_start, refuse_changed_since, tell
-from slipstream.run_folder import RunFolder
+from slipstream.learner.checkpoint.checkpoint_files import MARKER, step_of
+from slipstream.learner.checkpoint.going_back import consent_to, withdraw
+from slipstream.learner.checkpoint.identity import differing, known_at_start, refuse_changed_since, tell
+from slipstream.run.folder import RunFolder
 
 log = logging.getLogger("slipstream.cli")
 _SHOWN = 8

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from slipstream.cli.init_origins import FROM, MODEL
+
 ABOUT = """Looks at the columns of a data file (JSONL, CSV, Parquet, a folder, a Hugging Face id), picks prompt and
 answer, tries the template and the reward on three rows, shows them, and writes a short config with comments."""
-MODEL = "smollm2-135m-instruct"
-# What each project does where nothing is said; what differs besides stands in docs/guides/coming-from.md.
-FROM = {
-    "trl": {"batch.group_size": 8, "sampling.max_new_tokens": 256, "learner.optimizer.learning_rate": 1e-6},
-    "verl": {"batch.group_size": 8, "sampling.max_new_tokens": 512, "learner.optimizer.learning_rate": 1e-6},
-    "openrlhf": {
-        "batch.group_size": 8,
-        "sampling.max_new_tokens": 1024,
-        "learner.optimizer.learning_rate": 1e-6,
-    },
-}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

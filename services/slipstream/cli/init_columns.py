@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.rewards.base import ScorerFault
-from slipstream.rewards.cases import read_cases
+from slipstream.rewards.builtin.cases import read_cases
 
 _PROMPTS = (
     "prompt",

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slipstream.cli.init import FROM
 from slipstream.cli.init_columns import at, gold_column, prompt_column, reward_for, tests_column
+from slipstream.cli.init_origins import FROM
 from slipstream.config.load import load_config
 from slipstream.errors import EXIT_OK, UserError
-from slipstream.prompts.jsonl import is_lines
 from slipstream.prompts.sets import open_source
-from slipstream.prompts.spec import DataSpec
+from slipstream.prompts.source_spec import DataSpec
+from slipstream.prompts.sources.jsonl import is_lines
 from slipstream.rewards.base import RewardSpec
-from slipstream.rewards.registry import BUILTIN
+from slipstream.rewards.reward_registry import BUILTIN
 from slipstream.rewards.scorers import Scorers
 
 ROWS = 3
@@ -28,7 +28,7 @@ _FORMS = ({"completions"}, {"completion"}, {"solution_str", "ground_truth"}, {"q
 
 
 @dataclass
-class Draft:
+class ConfigDraft:
     """What goes into the config, and remarks for who reads it."""
 
     kind: str
@@ -64,7 +64,7 @@ def make(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _drafted(options: argparse.Namespace, target: Path) -> Draft:
+def _drafted(options: argparse.Namespace, target: Path) -> ConfigDraft:
     kind = "jsonl" if is_lines("jsonl", options.data) and _is_text(options.data) else "huggingface"
     source = open_source(DataSpec(kind=kind, path=options.data, limit=ROWS))
     rows = [source[number] for number in range(min(ROWS, len(source)))]
@@ -77,7 +77,7 @@ def _drafted(options: argparse.Namespace, target: Path) -> Draft:
     columns = {} if prompt in ("prompt", "messages", "conversations") else {"prompt": prompt}
     if gold not in (None, "answer"):
         columns["answer"] = str(gold)
-    draft = Draft(
+    draft = ConfigDraft(
         kind=kind,
         path=options.data,
         columns=columns,
@@ -98,13 +98,13 @@ def _is_text(path: str) -> bool:
 
 def _has_chat_template(model: str) -> bool:
     from slipstream.models.resolve import resolve
-    from slipstream.tokens import load_tokenizer
+    from slipstream.run.tokens import load_tokenizer
 
     return bool(load_tokenizer(str(resolve(model))).hf.chat_template)
 
 
 def _choose_reward(
-    draft: Draft,
+    draft: ConfigDraft,
     asked: str | None,
     rows: Sequence[Mapping[str, Any]],
     gold: str | None,
@@ -162,7 +162,7 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def _own(
-    draft: Draft, file: Path, node: ast.FunctionDef | ast.AsyncFunctionDef, target: Path
+    draft: ConfigDraft, file: Path, node: ast.FunctionDef | ast.AsyncFunctionDef, target: Path
 ) -> dict[str, Any]:
     """The reward's section; a function of no known form gets an adapter that calls it with text and answer."""
     names = _parameters(node)
@@ -180,12 +180,12 @@ def _own(
     return {"use": f"{adapter}:reward"}
 
 
-def written(draft: Draft) -> str:
+def written(draft: ConfigDraft) -> str:
     """The config's text."""
     return "\n".join([*_head(draft), *_body(draft)]) + "\n"
 
 
-def _head(draft: Draft) -> Iterator[str]:
+def _head(draft: ConfigDraft) -> Iterator[str]:
     yield "# Made by `slipstream init`. Every setting: docs/config.md; what differs from other projects:"
     yield "# docs/guides/coming-from.md."
     yield "run:"
@@ -196,7 +196,7 @@ def _head(draft: Draft) -> Iterator[str]:
     yield ""
 
 
-def _body(draft: Draft) -> Iterator[str]:
+def _body(draft: ConfigDraft) -> Iterator[str]:
     numbers = draft.numbers
     yield "data:"
     yield f"  kind: {draft.kind}"
@@ -228,12 +228,12 @@ def _body(draft: Draft) -> Iterator[str]:
     yield f"    learning_rate: {numbers['learner.optimizer.learning_rate']}   # small models bear more, such as 2e-5"
 
 
-def _try(draft: Draft) -> None:
+def _try(draft: ConfigDraft) -> None:
     """Show three rows as the model sees them, and what the rewards say of the right answer and of an empty one."""
     from slipstream.models.resolve import resolve
-    from slipstream.prompts.rows import read_row
+    from slipstream.prompts.raw_rows import read_row
     from slipstream.prompts.template import Template
-    from slipstream.tokens import load_tokenizer
+    from slipstream.run.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(str(resolve(draft.model)))
     spec = DataSpec(
@@ -250,7 +250,7 @@ def _try(draft: Draft) -> None:
 
 
 async def _scored(
-    draft: Draft, prompt: str, answers: list[str], columns: Mapping[str, Any]
+    draft: ConfigDraft, prompt: str, answers: list[str], columns: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     scorers = Scorers.load(
         [RewardSpec(use=each["use"], options=each.get("options", {})) for each in draft.rewards]

@@ -8,12 +8,13 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from slipstream.cli import configs, drop, inspect, run, watching
+from slipstream.cli import configs, drop, run
 from slipstream.cli import init as cli_init
 from slipstream.cli import metrics as cli_metrics
-from slipstream.cli import plan as cli_plan
 from slipstream.cli import weights as cli_weights
-from slipstream.cli.streams import give_up_on, open_streams
+from slipstream.cli.look import inspect, watching
+from slipstream.cli.plan import plan as cli_plan
+from slipstream.cli.standard_streams import give_up_on, open_streams
 from slipstream.errors import EXIT_FAULT, EXIT_USER, SlipstreamError, UserError
 from slipstream.telemetry.logs import LAST_WORD, under_supervisor
 

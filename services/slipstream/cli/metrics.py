@@ -6,15 +6,15 @@ import argparse
 import asyncio
 import json
 
-from slipstream.cli.looking import open_ledger
+from slipstream.cli.look.find_run import open_ledger
 from slipstream.errors import EXIT_OK
 from slipstream.ledger.records import MemberInfo
 
 
 def docs(options: argparse.Namespace) -> int:
     """Print the reference of all metrics as Markdown."""
-    from slipstream.learner.objective_metrics import objective_metrics
-    from slipstream.telemetry.reference import markdown
+    from slipstream.learner.step.objective_metrics import objective_metrics
+    from slipstream.telemetry.metrics_page import markdown
 
     print(markdown(objective_metrics()), end="")  # noqa: T201
     return EXIT_OK

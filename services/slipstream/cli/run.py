@@ -10,22 +10,22 @@ import os
 import sys
 from pathlib import Path
 
-from slipstream.attempt_end import End, record_end
 from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks.listing import PLAIN, STARTING, problems
 from slipstream.cli.going_on import recorded_config, refuse_another_run, settle_going_back, tell_going_on
-from slipstream.cli.streams import written
+from slipstream.cli.standard_streams import written
 from slipstream.config.load import load_config, load_recorded
 from slipstream.config.rules import missing_parts
 from slipstream.config.rules_learner import missing_compiler
 from slipstream.config.schema import Config
 from slipstream.errors import EXIT_OK, EXIT_USER, ConfigError, UserError
-from slipstream.learner.launch import launch, ranks_to_start
-from slipstream.learner.start import pinned
+from slipstream.learner.checkpoint.start import pinned
+from slipstream.learner.ranks.launch import launch, ranks_to_start
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.process import PARENT_VARIABLE, die_with_parent, end_on_sigterm, exit_now, run_process
-from slipstream.privacy import keep_private
-from slipstream.run_folder import Before, RunFolder, check_name, new_name
+from slipstream.run.attempt_end import End, record_end
+from slipstream.run.folder import Before, RunFolder, check_name, new_name
+from slipstream.run.privacy import keep_private
 from slipstream.telemetry.logs import set_up_logs
 
 log = logging.getLogger("slipstream.cli")
@@ -98,7 +98,7 @@ def role(options: argparse.Namespace) -> int:
 
 def keys(options: argparse.Namespace) -> int:
     """Make a run's CURVE key in a folder."""
-    from slipstream.transport.keys import make
+    from slipstream.transport.zeromq.keys import make
 
     print(make(Path(options.folder)))  # noqa: T201
     return EXIT_OK
@@ -130,7 +130,7 @@ def _ended(end: End, folder: RunFolder, before: Before | None) -> int:
 
 
 def _supervise(config: Config, warnings: list[str], asked: str, back: str | None = None) -> int:
-    from slipstream.provenance import collect
+    from slipstream.run.provenance import collect
     from slipstream.supervisor.summary import print_summary
     from slipstream.supervisor.supervisor import Supervisor
 

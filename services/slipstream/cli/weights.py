@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.errors import EXIT_FAULT, EXIT_OK, UserError, install
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.secrets import redis_password
 
 if TYPE_CHECKING:

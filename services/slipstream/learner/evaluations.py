@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.errors import MessageError, RunHalted
-from slipstream.headers import decode_header
-from slipstream.learner.restore import Line
-from slipstream.learner.setup import Parts
+from slipstream.learner.descent import Line
+from slipstream.learner.parts import Parts
 from slipstream.lifecycle.life import Life
-from slipstream.questions import EvaluationResult
-from slipstream.run_folder import append_line, read_lines
+from slipstream.protocol.headers import decode_header
+from slipstream.protocol.questions import EvaluationResult
+from slipstream.run.folder import append_line, read_lines
 from slipstream.telemetry.sinks.shown import evaluation_values
 
 log = logging.getLogger("slipstream.learner")

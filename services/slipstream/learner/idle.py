@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from slipstream.errors import RunHalted
-from slipstream.learner.concerns import Seen
-from slipstream.learner.intake import Batch, Intake
-from slipstream.learner.report import StepReport
-from slipstream.learner.restore import Line
-from slipstream.learner.setup import Parts
-from slipstream.learner.telling import Telling
-from slipstream.learner.weightless import STALE
+from slipstream.learner.descent import Line
+from slipstream.learner.intake.wait import Batch, Intake
+from slipstream.learner.parts import Parts
+from slipstream.learner.report.concerns import Seen
+from slipstream.learner.report.telling import Telling
+from slipstream.learner.step.step_report import StepReport
+from slipstream.learner.step.weightless import STALE
 from slipstream.ledger.records import Aside
 from slipstream.staleness import evicts_over_bound
 from slipstream.telemetry.logs import Pace

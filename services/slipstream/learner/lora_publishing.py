@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.learner.model import Policy
+from slipstream.learner.model.model import Policy
 from slipstream.weights.manifest import Adapter
 
 

@@ -16,14 +16,14 @@ import torch
 
 from slipstream.config.schema import Config
 from slipstream.learner.lora_publishing import adapter_of
-from slipstream.learner.precision import transfer_dtype
-from slipstream.learner.trainer import Trainer
+from slipstream.learner.model.precision import transfer_dtype
+from slipstream.learner.step.trainer import Trainer
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import MemberInfo
-from slipstream.transport.keys import keys_of
+from slipstream.transport.zeromq.keys import keys_of
 from slipstream.weights.base import Committable, Publisher
+from slipstream.weights.links.topology import routes
 from slipstream.weights.manifest import Adapter, Canary, Manifest, encode_manifest, layout
-from slipstream.weights.topology import routes
 from slipstream.weights.transports import open_publisher
 
 _REMEMBERED = 8

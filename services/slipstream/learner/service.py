@@ -12,23 +12,23 @@ from typing import TypeVar
 
 from slipstream.config.schema import Config
 from slipstream.errors import LedgerError, RunHalted
-from slipstream.learner import recording
+from slipstream.learner.checkpoint.saving import Saver
+from slipstream.learner.descent import Line, reopen
 from slipstream.learner.evaluations import Evaluations
-from slipstream.learner.guarded import Guarded
+from slipstream.learner.follower_rank import follower
 from slipstream.learner.idle import Idle
-from slipstream.learner.intake import Batch, Intake
-from slipstream.learner.record import step_record
-from slipstream.learner.report import StepReport
-from slipstream.learner.restore import Line, reopen
-from slipstream.learner.saving import Saver
-from slipstream.learner.setup import Parts, open_parts
-from slipstream.learner.telling import Telling
-from slipstream.learner.weightless import idle_of, trained_of
+from slipstream.learner.intake.guarded import Guarded
+from slipstream.learner.intake.wait import Batch, Intake
+from slipstream.learner.parts import Parts, open_parts
+from slipstream.learner.replay import recording
+from slipstream.learner.report.record import step_record
+from slipstream.learner.report.telling import Telling
+from slipstream.learner.step.step_report import StepReport
+from slipstream.learner.step.weightless import idle_of, trained_of
 from slipstream.learner.wishes import Wishes
-from slipstream.learner.work import follower
 from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.life import Life, Service
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 
 log = logging.getLogger("slipstream.learner")
 _T = TypeVar("_T")

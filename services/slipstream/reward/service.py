@@ -17,14 +17,14 @@ from slipstream.ledger.client import Ledger
 from slipstream.lifecycle.directory import Directory
 from slipstream.lifecycle.life import Life, Service
 from slipstream.lifecycle.site import OPEN_SECONDS, arrivals, open_site
-from slipstream.messages import Frames, Group, GroupArrays, encode_scored
 from slipstream.prompts.fitting import reward_specs
-from slipstream.reward.scoring import NamedRewards, Strikes, apply_scores, evaluation_result, wipe
+from slipstream.protocol.buffer_shards import peer_of, shard_of
+from slipstream.protocol.messages import Frames, Group, GroupArrays, encode_scored
+from slipstream.reward.group_scoring import NamedRewards, Strikes, apply_scores, evaluation_result, wipe
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
-from slipstream.rewards.wire import Beside
-from slipstream.run_folder import RunFolder
-from slipstream.shards import peer_of, shard_of
+from slipstream.rewards.workers.worker_wire import Beside
+from slipstream.run.folder import RunFolder
 from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import Pace, Troubles
 from slipstream.telemetry.metrics import RewardMetrics

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slipstream.contract import LEAST_LOGPROB
-from slipstream.messages import Finish, Group, GroupArrays, Sample
+from slipstream.protocol.messages import Finish, Group, GroupArrays, Sample
 from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.heads import ROUNDING, Heads
 from slipstream.rollout.partial import SamplePart, decode_partial, encode_partial
-from slipstream.tokens import Tokenizer
+from slipstream.run.tokens import Tokenizer
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream.config.services import RolloutSection
+from slipstream.config.sections.services_config import RolloutSection
 from slipstream.ledger.records import MemberInfo
 from slipstream.rollout.roller import Order
 

@@ -12,7 +12,7 @@ from slipstream.errors import BaseMismatch, SlipstreamError, TransportTimeout, U
 from slipstream.ledger.client import Ledger
 from slipstream.ledger.records import ENDED
 from slipstream.lifecycle.life import Life
-from slipstream.rollout.canary import deviation
+from slipstream.rollout.engine_canary import deviation
 from slipstream.rollout.engines.base import Engine
 from slipstream.rollout.first_weights import FirstWeights
 from slipstream.telemetry.metrics import RolloutMetrics

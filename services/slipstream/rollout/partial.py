@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from slipstream.errors import MessageError
-from slipstream.headers import refuse_other_schema
-from slipstream.messages import Finish
+from slipstream.protocol.headers import refuse_other_schema
+from slipstream.protocol.messages import Finish
 from slipstream.rollout.heads import Heads
 
 SCHEMA = 2

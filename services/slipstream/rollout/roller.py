@@ -14,14 +14,14 @@ from slipstream.config.schema import Config
 from slipstream.contract import Contract
 from slipstream.errors import SlipstreamError, TransportTimeout
 from slipstream.ledger.records import EvalClaim, Ticket
-from slipstream.messages import Frame, Group, encode_group
 from slipstream.prompts.sets import Prompt
+from slipstream.protocol.messages import Frame, Group, encode_group
 from slipstream.rollout.engines.base import Engine, GroupRequest, Sampling
 from slipstream.rollout.episode import Episode, seeds_of
+from slipstream.run.tokens import Tokenizer
 from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import Troubles
 from slipstream.telemetry.metrics import RolloutMetrics
-from slipstream.tokens import Tokenizer
 from slipstream.transport.base import RETRY, Parcel, Reply, Sender
 
 log = logging.getLogger("slipstream.rollout")

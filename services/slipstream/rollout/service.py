@@ -24,9 +24,9 @@ from slipstream.prompts.order import EpochOrder
 from slipstream.prompts.sets import Prompt
 from slipstream.rollout.booked import Booked
 from slipstream.rollout.express import Express
+from slipstream.rollout.replica_parts import ReplicaParts, open_parts
 from slipstream.rollout.roller import Order, Unfinished, evaluation_order, ticket_order
-from slipstream.rollout.setup import Parts, open_parts
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.telemetry import tracing
 from slipstream.telemetry.logs import Troubles
 from slipstream.transport.base import OK
@@ -56,7 +56,7 @@ def serve(config: Config, folder: RunFolder, name: str) -> Service:
 class Rollout:
     """One generator replica. While evaluation items are in flight it stays at the version they are pinned to."""
 
-    def __init__(self, parts: Parts, life: Life) -> None:
+    def __init__(self, parts: ReplicaParts, life: Life) -> None:
         self._parts = parts
         self._life = life
         self._prompt_order = EpochOrder(

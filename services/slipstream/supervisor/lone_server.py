@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from slipstream.errors import UserError
 from slipstream.ledger.server import embedded_server
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.supervisor.child import Child, ProcessSpec
 from slipstream.supervisor.data_lock import data_lock
 from slipstream.supervisor.embedded import EmbeddedSocket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from slipstream.config.services import SupervisorSection
+from slipstream.config.sections.services_config import SupervisorSection
 
 _LONGEST_PAUSE = 30.0
 SAME_FAULTS = 3  # in a row, each soon after a start: a fourth start would end like them

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from slipstream.ledger.counts import Counts, by_reason
-from slipstream.run_folder import RunFolder, line_of_descent, read_lines
+from slipstream.run.folder import RunFolder, line_of_descent, read_lines
 
 _HEIGHT = 8
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -19,15 +19,15 @@ from slipstream.ledger.client import Ledger
 from slipstream.ledger.counts import Counts
 from slipstream.ledger.server import embedded_server
 from slipstream.lifecycle.life import Life
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.secrets import redis_password
 from slipstream.supervisor.child import Child, Echo, ProcessSpec, to_stderr
 from slipstream.supervisor.data_lock import data_lock
 from slipstream.supervisor.embedded import EmbeddedSocket
-from slipstream.supervisor.plan import fetch_spec, role_specs
+from slipstream.supervisor.process_plan import fetch_spec, role_specs
 from slipstream.supervisor.restarts import SAME_FAULTS, RestartBudget
-from slipstream.transport import keys
-from slipstream.weights import segments
+from slipstream.transport.zeromq import keys
+from slipstream.weights.host import segments
 
 log = logging.getLogger("slipstream.supervisor")
 _FINAL_CODES = (EXIT_USER, EXIT_HALTED)

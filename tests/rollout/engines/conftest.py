@@ -19,11 +19,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from slipstream.rollout.engines.base import Chunk, Engine, GroupRequest, Sampling
-from slipstream.rollout.engines.decode import DecodeLoop, Deliveries
+from slipstream.rollout.engines.cpu.decode import DecodeLoop, Deliveries
+from slipstream.rollout.engines.cpu.transformers import TransformersEngine
+from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
 from slipstream.rollout.engines.simulated import SimulatedEngine
 from slipstream.rollout.engines.simulated_config import SimulatedConfig
-from slipstream.rollout.engines.transformers import TransformersEngine
-from slipstream.rollout.engines.transformers_config import TransformersConfig
 
 SLOTS, VOCAB = 6, 32
 
@@ -245,8 +245,8 @@ TinyServer = _load("server").TinyServer
 
 async def _started_http(folder: Path) -> AsyncIterator[Bench]:
     """The http engine before two servers."""
-    from slipstream.rollout.engines.http import HttpEngine
-    from slipstream.rollout.engines.http_config import HttpConfig
+    from slipstream.rollout.engines.http.http import HttpEngine
+    from slipstream.rollout.engines.http.http_config import HttpConfig
 
     models = Models("tied")
     models.model(0).save_pretrained(folder)
@@ -265,8 +265,8 @@ async def _started_http(folder: Path) -> AsyncIterator[Bench]:
 
 
 def _make_vllm(name: str, folder: Path) -> Bench:
-    from slipstream.rollout.engines.vllm import VllmEngine
-    from slipstream.rollout.engines.vllm_config import VllmConfig
+    from slipstream.rollout.engines.vllm.vllm import VllmEngine
+    from slipstream.rollout.engines.vllm.vllm_config import VllmConfig
 
     models = Models("tied-heads-of-32")
     models.model(0).save_pretrained(folder)
@@ -291,7 +291,7 @@ def one_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here; `make test-vllm` runs this")
-    from slipstream.rollout.engines.vllm_core import VllmCore
+    from slipstream.rollout.engines.vllm.vllm_core import VllmCore
 
     start, shutdown = VllmCore.start, VllmCore.shutdown
     cores = request.session.stash.setdefault(CORES, [])

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from slipstream.models.tensors import content_digest, read_tensors
+from slipstream.weights.bytes.torch_io import gather
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
 from slipstream.weights.manifest import Adapter, layout
 from slipstream.weights.merging import MergingSubscriber
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
-from slipstream.weights.torch_io import gather
 
 RANK, SCALE = 2, 0.5
 

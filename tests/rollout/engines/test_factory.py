@@ -6,9 +6,9 @@ import pytest
 
 from slipstream.config.load import build
 from slipstream.errors import UserError
+from slipstream.rollout.engines.cpu.transformers import TransformersEngine
 from slipstream.rollout.engines.factory import make_engine
 from slipstream.rollout.engines.simulated import SimulatedEngine
-from slipstream.rollout.engines.transformers import TransformersEngine
 
 
 def made(kind: str, **options):

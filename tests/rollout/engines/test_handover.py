@@ -16,11 +16,11 @@ from slipstream.errors import WeightsError
 from slipstream.models.tensors import tensor_shapes
 from slipstream.rollout.engines.checks import check_weights
 from slipstream.rollout.engines.handover import hand_over
-from slipstream.weights import segments
 from slipstream.weights.base import ArraySource
+from slipstream.weights.host import segments
+from slipstream.weights.host.shm import ShmPublisher
+from slipstream.weights.host.shm_reader import ShmSubscriber
 from slipstream.weights.manifest import layout
-from slipstream.weights.shm import ShmPublisher
-from slipstream.weights.shm_reader import ShmSubscriber
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(5, dtype=np.uint16)}
 

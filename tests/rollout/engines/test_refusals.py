@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, JambaConfig, LlamaConfig, MambaConfig, Qwen3NextConfig
 
 from slipstream.errors import UserError, WeightsError
-from slipstream.rollout.engines import transformers as engine_module
-from slipstream.rollout.engines.decode import DecodeLoop
-from slipstream.rollout.engines.generic_decoder import GenericDecoder
-from slipstream.rollout.engines.llama_decoder import LlamaDecoder
-from slipstream.rollout.engines.llama_weights import read_shape
-from slipstream.rollout.engines.transformers import TransformersEngine
-from slipstream.rollout.engines.transformers_config import TransformersConfig
+from slipstream.rollout.engines.cpu import transformers as engine_module
+from slipstream.rollout.engines.cpu.decode import DecodeLoop
+from slipstream.rollout.engines.cpu.generic_decoder import GenericDecoder
+from slipstream.rollout.engines.cpu.llama_decoder import LlamaDecoder
+from slipstream.rollout.engines.cpu.llama_weights import read_shape
+from slipstream.rollout.engines.cpu.transformers import TransformersEngine
+from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from slipstream.errors import SlipstreamError, UserError
-from slipstream.rollout.engines import vllm as engine_module
-from slipstream.rollout.engines.vllm import VllmEngine
-from slipstream.rollout.engines.vllm_config import VllmConfig
-from slipstream.rollout.engines.vllm_core import CoreDied, Token
+from slipstream.rollout.engines.vllm import vllm as engine_module
+from slipstream.rollout.engines.vllm.vllm import VllmEngine
+from slipstream.rollout.engines.vllm.vllm_config import VllmConfig
+from slipstream.rollout.engines.vllm.vllm_core import CoreDied, Token
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 DIED = CoreDied("engine: vLLM's processes ended")

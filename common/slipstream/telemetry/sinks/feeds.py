@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.secrets import hide
-from slipstream.telemetry.sinks.contract import Sampled, Sink, SinkRun
+from slipstream.telemetry.sinks.sink import Sampled, Sink, SinkRun
 
 log = logging.getLogger("slipstream.telemetry")
 WAITING = 256

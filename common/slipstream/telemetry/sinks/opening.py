@@ -12,11 +12,11 @@ from functools import partial
 from slipstream.config.rules import resolved
 from slipstream.config.schema import Config
 from slipstream.errors import UserError, install
-from slipstream.run_folder import RunFolder
+from slipstream.run.folder import RunFolder
 from slipstream.secrets import hide
-from slipstream.telemetry.sinks.contract import SinkRun
 from slipstream.telemetry.sinks.feeds import Make, Sinks
 from slipstream.telemetry.sinks.own import load_sink
+from slipstream.telemetry.sinks.sink import SinkRun
 from slipstream.telemetry.sinks.to_mlflow import MLflow
 from slipstream.telemetry.sinks.to_tensorboard import TensorBoard
 from slipstream.telemetry.sinks.to_trackio import Trackio

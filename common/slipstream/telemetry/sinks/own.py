@@ -8,8 +8,8 @@ from typing import Any
 
 from slipstream.errors import UserError
 from slipstream.rewards.functions import load_function
-from slipstream.telemetry.sinks.contract import Sampled, Sink
 from slipstream.telemetry.sinks.feeds import Make
+from slipstream.telemetry.sinks.sink import Sampled, Sink
 
 _MEND = (
     "write it as a function `f(step, values, samples)`, or as a class with `__init__(self, run)`, "

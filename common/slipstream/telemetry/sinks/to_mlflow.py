@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slipstream.secrets import hide
-from slipstream.telemetry.sinks.contract import Sampled, SinkRun
+from slipstream.telemetry.sinks.sink import Sampled, SinkRun
 
 log = logging.getLogger("slipstream.telemetry")
 _TAG = "slipstream.run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.telemetry.sinks.contract import COLUMNS, Sampled, SinkRun
+from slipstream.telemetry.sinks.sink import COLUMNS, Sampled, SinkRun
 
 
 class WeightsAndBiases:

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.learner.reference_source import find_reference
+from slipstream.learner.step.reference_source import find_reference
 from slipstream.models.resolve import made_here, resolve
 from slipstream.prompts.build import build_prompts
 from slipstream.prompts.fitting import reward_specs
 from slipstream.prompts.sets import Prompt
 from slipstream.rewards.base import Scored
 from slipstream.rewards.scorers import Scorers
-from slipstream.tokens import load_tokenizer
+from slipstream.run.tokens import load_tokenizer
 
 SHOWN = 3  # prompts
 _WIDEST = 160  # characters of a prompt or of what a reward says
@@ -25,8 +25,8 @@ _WIDEST = 160  # characters of a prompt or of what a reward says
 
 def device(config: Config) -> Iterator[str]:
     """A device that is not on this machine, and dtypes that it lacks."""
-    from slipstream.learner.model import pick_device
-    from slipstream.learner.precision import check_precision
+    from slipstream.learner.model.model import pick_device
+    from slipstream.learner.model.precision import check_precision
 
     check_precision(config, pick_device(config.learner.device), alone=(config.learner.parallel.ranks or 1) == 1)
     yield from ()

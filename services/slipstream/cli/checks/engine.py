@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.cli.checks.model import here
+from slipstream.cli.checks.model_check import here
 from slipstream.config.schema import Config
 from slipstream.models.tensors import tensor_shapes
 from slipstream.rollout.engines.options import engine_settings

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from slipstream.cli.checks import data, deep, engine, model, places, rewards
+from slipstream.cli.checks import data_check as data
+from slipstream.cli.checks import deep, engine, places, rewards
+from slipstream.cli.checks import model_check as model
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 

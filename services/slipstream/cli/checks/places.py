@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.stores import open_store
+from slipstream.run.stores import open_store
 
 _UPLOAD = "learner.checkpoint.upload"
 

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from slipstream.cli.checks.data import first_row
+from slipstream.cli.checks.data_check import first_row
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.prompts.fitting import reward_specs
 from slipstream.rewards.base import RewardSpec, Scored
 from slipstream.rewards.functions import load_function
 from slipstream.rewards.scorers import Scorers
-from slipstream.rewards.wire import Beside
+from slipstream.rewards.workers.worker_wire import Beside
 from slipstream.telemetry.sinks.own import load_sink
 
 

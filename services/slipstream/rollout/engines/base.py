@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.messages import Finish
+from slipstream.protocol.messages import Finish
 
 Head = tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
 

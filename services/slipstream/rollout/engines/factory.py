@@ -31,28 +31,28 @@ def _decoder(config: Config, model: Path) -> Decode | None:
     """What turns ids into text, loaded only where stop strings have to be found."""
     if not config.sampling.stop_strings:
         return None
-    from slipstream.tokens import load_tokenizer
+    from slipstream.run.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(str(model))
     return lambda ids: tokenizer.decode(ids, skip_special=False)
 
 
 def _transformers(settings: Any, decode: Decode | None) -> Engine:
-    from slipstream.rollout.engines.transformers import TransformersEngine
+    from slipstream.rollout.engines.cpu.transformers import TransformersEngine
 
     return TransformersEngine(settings, decode)
 
 
 def _vllm(settings: Any, decode: Decode | None) -> Engine:
-    from slipstream.rollout.engines.vllm import VllmEngine
-    from slipstream.rollout.engines.vllm_config import check_installed
+    from slipstream.rollout.engines.vllm.vllm import VllmEngine
+    from slipstream.rollout.engines.vllm.vllm_config import check_installed
 
     check_installed()
     return VllmEngine(settings, decode)
 
 
 def _http(settings: Any, decode: Decode | None) -> Engine:
-    from slipstream.rollout.engines.http import HttpEngine
+    from slipstream.rollout.engines.http.http import HttpEngine
 
     return HttpEngine(settings, decode)
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.rollout.engines.base import ServedWeights
-from slipstream.weights import segments
 from slipstream.weights.base import Array, ArraySource
+from slipstream.weights.host import segments
 from slipstream.weights.manifest import Layout, Manifest, layout
 
 

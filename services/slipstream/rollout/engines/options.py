@@ -10,10 +10,10 @@ import msgspec
 
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
-from slipstream.rollout.engines.http_config import HttpConfig
+from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
+from slipstream.rollout.engines.http.http_config import HttpConfig
 from slipstream.rollout.engines.simulated_config import SimulatedConfig
-from slipstream.rollout.engines.transformers_config import TransformersConfig
-from slipstream.rollout.engines.vllm_config import VllmConfig
+from slipstream.rollout.engines.vllm.vllm_config import VllmConfig
 
 _KINDS: dict[str, Any] = {
     "transformers": TransformersConfig,

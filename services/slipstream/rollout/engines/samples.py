@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 
 from slipstream.errors import SlipstreamError
-from slipstream.messages import Finish
+from slipstream.protocol.messages import Finish
 from slipstream.rollout.engines.base import Chunk, GroupRequest
-from slipstream.rollout.engines.stream import Draft, GroupStream, finished
+from slipstream.rollout.engines.chunk_stream import Draft, GroupStream, finished
 
 _SEED_STEP = 0x9E3779B97F4A7C15
 

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from slipstream.errors import SlipstreamError
-from slipstream.messages import Finish
+from slipstream.protocol.messages import Finish
 from slipstream.rollout.engines.base import Chunk, GroupRequest, Head, ServedWeights
+from slipstream.rollout.engines.chunk_stream import Draft, GroupStream, finished
 from slipstream.rollout.engines.simulated_config import SimulatedConfig
 from slipstream.rollout.engines.stops import Decode, StopStrings
-from slipstream.rollout.engines.stream import Draft, GroupStream, finished
 
 
 @dataclass(slots=True)
