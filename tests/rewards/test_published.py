@@ -23,6 +23,11 @@ TEXTS = ["It is 8", "It is 9"]
 pytestmark = pytest.mark.process
 
 
+def _named() -> set[str]:
+    """Semaphores that processes share by name."""
+    return {path.name for path in Path("/dev/shm").glob("sem.mp-*")}
+
+
 @pytest.mark.parametrize(
     ("use", "columns", "rewards"),
     [
@@ -52,12 +57,16 @@ async def test_a_function_of_a_published_shape_scores_as_it_was_meant(
     assert [each.reward for each in scored] == rewards, scored
 
 
-async def test_forkserver_works_like_spawn(scorers: Callable[..., Scorers]) -> None:
+async def test_forkserver_works_like_spawn_and_neither_leaves_a_name_behind(
+    scorers: Callable[..., Scorers],
+) -> None:
+    before = _named()
     spec = RewardSpec(
         str(FOLDER / "nemo_rl.py:in_processes"), options={"method": "forkserver"}, timeout_seconds=120
     )
     scored = await scorers(spec).score_group("p", TEXTS, {"answer": "9"})
     assert [each.reward for each in scored] == [0.0, 1.0], scored
+    assert _named() <= before
 
 
 async def test_what_is_beside_the_score_is_a_metric(scorers: Callable[..., Scorers]) -> None:

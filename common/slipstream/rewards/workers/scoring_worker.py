@@ -6,6 +6,7 @@ It knows no time limits of its own: the pool kills it. It imports nothing but wh
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import socket
 import sys
@@ -191,10 +192,19 @@ def main() -> None:
     channel.sendall(pack(msgspec.structs.replace(target.ready, pid=os.getpid())))
     while (job := read_frame(stream, ScoreJob)) is not None:
         reply = ScoreReply(number=job.number, outcomes=target.score(job))
+        _let_go()
         sys.stdout.flush()
         channel.sendall(pack(reply))
         if any(outcome.status == "memory" for outcome in reply.outcomes):
             return
+
+
+def _let_go() -> None:
+    """Free what a function's own processes shared with it by name: this process is killed in the end, and names in
+    /dev/shm would stay."""
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    if tracker is not None and getattr(tracker._resource_tracker, "_fd", None) is not None:
+        gc.collect()
 
 
 def guarded(score: Callable[[str, Task], Any], completion: str, task: Task) -> Outcome:
