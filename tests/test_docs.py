@@ -43,3 +43,12 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "guides" / "sizing" / "index.html").exists()
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_for_maintainers_names_is_there(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = [each for each in re.findall(r"`([\w/.]+/[\w]+\.(?:py|lua))`", text) if "…" not in each]
+    assert len(named) > 10
+    roots = [ROOT, ROOT / "common" / "slipstream", ROOT / "services" / "slipstream"]
+    assert [each for each in named if not any((root / each).is_file() for root in roots)] == []
