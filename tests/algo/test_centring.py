@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream.algo.centring import centring_loss
-from slipstream.algo.objective import objective
+from slipstream.algo.objective import centring_loss, objective
 from slipstream.algo.prepare import GlobalBatch, prepare
 from slipstream.algo.settings.recipes import resolve
 from slipstream.algo.settings.spec import Correction

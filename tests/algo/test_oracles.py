@@ -28,9 +28,8 @@ from torch import Tensor
 
 from slipstream.algo.global_batch import GlobalBatch
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import prepare
+from slipstream.algo.prepare import prepare, soft_overlong
 from slipstream.algo.settings.spec import Objective
-from slipstream.algo.shaping import soft_overlong
 
 DATA = Path(__file__).parents[1] / "data" / "oracles"
 INPUTS, TRL, VERL = (

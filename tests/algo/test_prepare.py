@@ -11,9 +11,16 @@ from slipstream.algo.advantages import reward_tensor
 from slipstream.algo.finite import NonFiniteError
 from slipstream.algo.measures.metrics import finish_metrics
 from slipstream.algo.objective import objective
-from slipstream.algo.prepare import GlobalBatch, Prepared, add_proximal, prepare, proximal_rows
+from slipstream.algo.prepare import (
+    GlobalBatch,
+    Prepared,
+    add_proximal,
+    length_reward,
+    prepare,
+    proximal_rows,
+    soft_overlong,
+)
 from slipstream.algo.settings.recipes import resolve
-from slipstream.algo.shaping import length_reward, soft_overlong
 
 Make = Callable[..., GlobalBatch]
 
@@ -296,7 +303,7 @@ def test_rewards_are_scaled_clipped_then_penalised() -> None:
     fields = {
         "advantage": "given", "reward_scale": 2.0, "reward_high": 1.5, "overlong_length": 4, "overlong_buffer": 2,
     }  # fmt: skip
-    from slipstream.algo.shaping import shape_rewards
+    from slipstream.algo.prepare import shape_rewards
 
     shaped_B = shape_rewards(
         resolve("grpo", fields), reward_tensor([1, 0.5, None]), torch.tensor([0, 0, 0]), torch.tensor([3, 2, 2])

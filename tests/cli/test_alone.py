@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.look.find_run import find_run
 from slipstream.cli.main import main
+from slipstream.cli.run import check_libraries, name_of, prepare_folder
 from slipstream.config.load import load_config
 from slipstream.errors import UserError
 from slipstream.run.folder import RunFolder

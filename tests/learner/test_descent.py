@@ -103,6 +103,7 @@ async def make_parts(tmp_path, server):
 @dataclasses.dataclass
 class Prompts:
     fingerprint: str
+    source_rows: int = 100
 
     def __len__(self) -> int:
         return 100

@@ -7,9 +7,8 @@ import pytest
 
 from slipstream.rewards.base import RewardSpec, Task
 from slipstream.rewards.builtin.match import Gsm8k
-from slipstream.rewards.builtin.math import Math
+from slipstream.rewards.builtin.math import Math, scrambled
 from slipstream.rewards.builtin.numbers import leading_number, parse_number, parse_values
-from slipstream.rewards.builtin.words import scrambled
 from slipstream.rewards.scorers import Scorers
 
 WRAPPED = [

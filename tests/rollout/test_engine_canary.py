@@ -10,12 +10,12 @@ import torch
 
 from slipstream.config.sections.data_config import ModelSection
 from slipstream.learner.model.model import Policy
-from slipstream.learner.publish.model_canary import canaries, fixed_prompts
+from slipstream.learner.publish.outlet import canaries, fixed_prompts
 from slipstream.models.resolve import resolve
-from slipstream.rollout.engine_canary import deviation
 from slipstream.rollout.engines.base import Chunk
 from slipstream.rollout.engines.cpu.transformers import TransformersEngine
 from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
+from slipstream.rollout.follower import deviation
 
 
 class Weights:

@@ -12,12 +12,12 @@ from slipstream.config.sections.lora_config import LoraSection
 from slipstream.errors import BaseMismatch, WeightsError
 from slipstream.learner.lora_publishing import adapter_of
 from slipstream.learner.model.model import Policy
-from slipstream.learner.publish.model_canary import canaries
+from slipstream.learner.publish.outlet import canaries
 from slipstream.models.resolve import resolve
-from slipstream.rollout.engine_canary import deviation
 from slipstream.rollout.engines.cpu.transformers import TransformersEngine
 from slipstream.rollout.engines.cpu.transformers_config import TransformersConfig
 from slipstream.rollout.engines.handover import hand_over
+from slipstream.rollout.follower import deviation
 from slipstream.weights.bytes.torch_io import gather
 from slipstream.weights.host.shm import ShmPublisher
 from slipstream.weights.host.shm_reader import ShmSubscriber

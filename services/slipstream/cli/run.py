@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
 
-from slipstream.cli.alone import check_libraries, name_of, prepare_folder
 from slipstream.cli.checks.listing import PLAIN, STARTING, problems
 from slipstream.cli.going_on import recorded_config, refuse_another_run, settle_going_back, tell_going_on
 from slipstream.cli.standard_streams import written
@@ -27,6 +28,47 @@ from slipstream.run.attempt_end import End, record_end
 from slipstream.run.folder import Before, RunFolder, check_name, new_name
 from slipstream.run.privacy import keep_private
 from slipstream.telemetry.logs import set_up_logs
+
+_LIBRARIES = {"rollout": ("torch", "transformers"), "learner": ("torch", "transformers")}
+
+
+def name_of(role: str, given: str | None) -> str:
+    """The process's name; `{host}` in it becomes this host's, so that replicas can share one command."""
+    return (given or role).replace("{host}", socket.gethostname())
+
+
+def check_libraries(role: str) -> None:
+    """Refuse a role whose libraries are not installed here.
+
+    Raises:
+        UserError: Names the role, what is missing and which image has it.
+    """
+    missing = [name for name in _LIBRARIES.get(role, ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"role {role} needs {' and '.join(missing)}, which is not installed here",
+            "use the image whose tag ends in -cpu or -gpu; -core is for reward, buffer and tools",
+        )
+
+
+def prepare_folder(role: str, config: Config, folder: RunFolder) -> Before | None:
+    """Make the run's folder where this role keeps something in it; the learner also records the attempt.
+
+    Returns:
+        What was there before an attempt that was recorded, to be taken back if the attempt is refused.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    if role not in ("learner", "buffer"):
+        return None
+    folder.create()
+    if role != "learner" or os.environ.get("RANK", "0") != "0":
+        return None
+    from slipstream.run.provenance import collect
+
+    return folder.record_attempt(config, collect())
+
 
 log = logging.getLogger("slipstream.cli")
 

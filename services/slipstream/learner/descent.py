@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.errors import UserError
-from slipstream.learner.checkpoint.finding import newest_complete, prune
+from slipstream.learner.checkpoint.finding import newest_complete, prune, thin
 from slipstream.learner.checkpoint.going_back import (
     Consent,
     consented,
@@ -29,7 +29,6 @@ from slipstream.learner.checkpoint.going_back import (
 from slipstream.learner.checkpoint.identity import ACCEPTED, IDENTITY, refuse_changed, tell_accepted
 from slipstream.learner.checkpoint.lora_checkpoint import adapter_files, check_adapters
 from slipstream.learner.checkpoint.start import start_checkpoint
-from slipstream.learner.checkpoint.thinning import thin
 from slipstream.learner.checkpoint.trainer_state import OPTIMIZER_FILES, weights_only
 from slipstream.learner.checkpoint.writing import Writer, write
 from slipstream.learner.parts import Parts, run_terms

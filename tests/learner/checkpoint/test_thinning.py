@@ -7,8 +7,7 @@ import os
 import pytest
 
 from slipstream.learner.checkpoint.checkpoint_files import digest_file
-from slipstream.learner.checkpoint.finding import complete, newest_complete, sealed, verify
-from slipstream.learner.checkpoint.thinning import thin
+from slipstream.learner.checkpoint.finding import complete, newest_complete, sealed, thin, verify
 from slipstream.learner.checkpoint.writing import write
 
 PATTERN = "trainer*.safetensors"

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from slipstream.errors import RunHalted, UserError
-from slipstream.learner.checkpoint.thinning import thin
+from slipstream.learner.checkpoint.finding import thin
 from slipstream.learner.checkpoint.trainer_state import OPTIMIZER_FILES
 from slipstream.learner.checkpoint.writing import write
 

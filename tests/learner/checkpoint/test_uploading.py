@@ -12,8 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from slipstream.errors import UserError
-from slipstream.learner.checkpoint.finding import prune, verify
-from slipstream.learner.checkpoint.thinning import thin
+from slipstream.learner.checkpoint.finding import prune, thin, verify
 from slipstream.learner.checkpoint.uploading import Uploader
 from slipstream.learner.checkpoint.writing import write
 from slipstream.learner.descent import write_checkpoint

@@ -16,8 +16,8 @@ from slipstream.config.load import build
 from slipstream.config.sections.data_config import ModelSection
 from slipstream.errors import UserError
 from slipstream.learner.batch.collect import global_batch
+from slipstream.learner.checkpoint.finding import thin
 from slipstream.learner.checkpoint.identity import identity_of, refuse_changed
-from slipstream.learner.checkpoint.thinning import thin
 from slipstream.learner.checkpoint.trainer_state import OPTIMIZER_FILES
 from slipstream.learner.checkpoint.writing import write
 from slipstream.learner.model.model import Policy

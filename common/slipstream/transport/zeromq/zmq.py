@@ -7,10 +7,11 @@ list of allowed keys. Without keys the sockets are plain; with keys they are CUR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 
 import zmq
+from zmq.utils import z85
 
 from slipstream.errors import UserError
 from slipstream.lifecycle.address import in_url, is_v6
@@ -28,7 +29,34 @@ from slipstream.transport.zeromq.channel import Channel
 from slipstream.transport.zeromq.door import Door
 from slipstream.transport.zeromq.keys import KeyPair, is_key
 from slipstream.transport.zeromq.watch import LinkWatch
-from slipstream.transport.zeromq.zap import Gatekeeper
+
+ENDPOINT = "inproc://zeromq.zap.01"
+VERSION = b"1.0"
+
+
+class Gatekeeper:
+    """Answers libzmq's question about each new client; must be open before the guarded socket binds."""
+
+    def __init__(self, context: zmq.SyncContext, allowed: Iterable[str], guard: Guard) -> None:
+        self._allowed = {z85.decode(key.encode("ascii")) for key in allowed}
+        self.denied = 0
+        socket = context.socket(zmq.ROUTER)
+        socket.bind(ENDPOINT)
+        self._channel = Channel(socket, self._on_request, guard)
+
+    def close(self) -> None:
+        """Stop answering: new clients are turned away from here on."""
+        self._channel.close()
+
+    def _on_request(self, frames: list[Frame]) -> None:
+        """Frames: route, empty, version, request id, domain, address, identity, mechanism, credentials."""
+        if len(frames) < 8 or frames[2] != VERSION:
+            return
+        welcome = frames[7] == b"CURVE" and len(frames) == 9 and bytes(frames[8]) in self._allowed
+        self.denied += not welcome
+        verdict = [b"200", b"OK"] if welcome else [b"400", b"key not allowed"]
+        self._channel.send([frames[0], b"", VERSION, frames[3], *verdict, b"", b""])
+
 
 HIGH_WATER = 4096
 LINGER_MS = 500

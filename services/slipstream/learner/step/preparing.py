@@ -7,7 +7,7 @@ policy's come last. Shapes: B samples of the batch, T completion tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,16 +21,37 @@ from slipstream.algo.settings.contradictions import needs_heads
 from slipstream.algo.settings.spec import Objective
 from slipstream.config.schema import Config
 from slipstream.learner.batch.collect import global_batch
-from slipstream.learner.batch.micro_batches import Pass, RowLayout, Scored
+from slipstream.learner.batch.micro_batches import MicroBatch, Pass, RowLayout, Scored
 from slipstream.learner.model.model import Policy
 from slipstream.learner.ranks.ranks import Ranks
 from slipstream.learner.step.cutting import Cutter, Part
 from slipstream.learner.step.reference import Reference
 from slipstream.learner.step.reference_source import find_reference
-from slipstream.learner.step.scoring import score
 from slipstream.learner.step.step_report import StepReport
 from slipstream.learner.step.weightless import weightless, weights_of
 from slipstream.staleness import Lost, masks_over_bound
+
+Logprobs = Callable[[MicroBatch], Tensor]
+
+
+def score(logprobs: Logprobs, passes: Iterable[Pass], mask_BT: Tensor, ranks: Ranks) -> Tensor:
+    """Logprobs [B, T] of what the passes of all ranks hold, float32 in host memory, and 0 elsewhere.
+
+    Args:
+        logprobs: Of a micro-batch's actions [S, T].
+        passes: This rank's; each sample is in one pass that counts, of one rank.
+        mask_BT: Gives the shape.
+        ranks: All of them come here together, and each gets the whole.
+    """
+    found_BT = torch.zeros(mask_BT.shape)
+    with torch.no_grad():
+        for batch, counts in passes:
+            logprobs_ST = logprobs(batch).float().cpu()
+            columns_T = torch.arange(logprobs_ST.shape[1])
+            if counts:
+                found_BT[batch.samples_S[:, None], columns_T] = logprobs_ST
+    return ranks.add_up(found_BT)
+
 
 Ready = tuple[Prepared, Tensor, list[Part]]
 
