@@ -74,6 +74,14 @@ def test_a_column_reaches_into_structs_and_json_text(raw, place, value):
     assert row.columns["answer"] == value
 
 
+def test_a_column_that_is_declared_to_be_a_number_or_json_is_one():
+    spec = DataSpec(kind="jsonl", types={"price": "number", "meta": "json"})
+    row = read_row({"prompt": "q", "price": "1.50", "meta": '{"a": [1]}', "code": "007"}, spec, "row 1")
+    assert row.columns == {"price": 1.5, "meta": {"a": [1]}, "code": "007"}
+    with pytest.raises(UserError, match=r"row 1: data\.types\.price=number, but it holds '007'"):
+        read_row({"prompt": "q", "price": "007"}, spec, "row 1")
+
+
 def test_a_place_that_is_not_there_says_what_is():
     with pytest.raises(UserError, match=r"data\.columns\.answer=a\.c, but 'a' holds b"):
         read_row({"prompt": "q", "a": {"b": 1}}, DataSpec(kind="jsonl", columns={"answer": "a.c"}), "row 1")

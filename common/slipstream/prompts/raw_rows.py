@@ -66,7 +66,7 @@ def read_row(raw: Mapping[str, Any], spec: DataSpec, label: str) -> Row:
             return value.isoformat()
         return plain(str(value))
 
-    columns = plain(_mapped(raw, spec.columns, label))
+    columns = plain(_typed(_mapped(raw, spec.columns, label), spec.types, label))
     _refuse_not_finite(columns, label)
     for name in _CONVERSATIONS:
         if "prompt" not in columns and name in columns:
@@ -91,6 +91,25 @@ def question_key(question: str | list[Message]) -> int:
 def _mapped(raw: Mapping[str, Any], mapping: Mapping[str, str], label: str) -> dict[str, Any]:
     # both names stay, so that a reward may read a column by the one that its author knew
     return {**raw, **{ours: _reached(raw, ours, theirs, label) for ours, theirs in mapping.items()}}
+
+
+def _typed(columns: dict[str, Any], types: Mapping[str, str], label: str) -> dict[str, Any]:
+    for name, kind in types.items():
+        text = columns.get(name)
+        if not isinstance(text, str):
+            continue
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        if value is text or (
+            kind == "number" and (isinstance(value, bool) or not isinstance(value, int | float))
+        ):
+            raise UserError(
+                f"{label}: data.types.{name}={kind}, but it holds {text[:40]!r}", "mend it, or leave it a text"
+            )
+        columns[name] = value
+    return columns
 
 
 def _reached(raw: Mapping[str, Any], ours: str, theirs: str, label: str) -> Any:

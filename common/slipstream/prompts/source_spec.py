@@ -19,6 +19,7 @@ class DataSpec:
         name: reasoning-gym's task, or the configuration of a datasets id.
         options: The task's own options, such as `{"terms": 2, "digits": 1}`.
         columns: Our column name -> the row's; names not given are taken as they are.
+        types: Columns whose texts are read as `number` or as `json`.
         user_turn: Format string over the row's columns for the user's turn; doubled braces are literal.
         template: `chat` (the tokenizer's), `chatml_no_system`, `plain`, or a format string that holds
             `{prompt}` (the user's turn) or other columns.
@@ -39,6 +40,7 @@ class DataSpec:
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
     user_turn: str = "{prompt}"
     template: str = "chat"
     template_options: Mapping[str, Any] = field(default_factory=dict)

@@ -53,6 +53,10 @@ class DataSection(Section):
         "our column name -> the row's, or a place in one (reward_model.ground_truth, messages.-1.content), JSON text "
         "too; names not given are taken as they are",
     )
+    types: dict[str, Literal["number", "json"]] = setting(
+        {},
+        "columns whose texts, such as a CSV's cells, are read as numbers or as JSON; others stay the texts they are",
+    )
     user_turn: str = setting("{prompt}", "format string over the row's columns for the user's turn")
     template: str = setting(
         "chat", "chat, chatml_no_system, plain, or a format string with {prompt}; applied once, one BOS"

@@ -201,7 +201,9 @@ class WeightsSection(Section):
     """How weights reach the generators."""
 
     transport: Literal["auto", "shm", "tcp", "ucx", "file", "nccl"] = setting(
-        "auto", "auto takes shm on the learner's host and the best link to others; a name forces that one"
+        "auto",
+        "auto takes shm on the learner's host and the best link to others; a name forces that one (nccl is experimental: "
+        "no machine here could run it)",
     )
     allow_unencrypted: bool = setting(
         False,
