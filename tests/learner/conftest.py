@@ -142,7 +142,7 @@ def gradients_of():
     def catch_gradients(trainer, groups, version=0):
         caught = {}
 
-        def catch(norm):
+        def catch(norm, factor):
             caught.update({name: p.grad.clone() for name, p in trainer.policy.parameters().items()})
             trainer.optimizer.forget()
 

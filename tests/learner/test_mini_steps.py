@@ -120,10 +120,10 @@ def test_the_second_step_is_decoupled_ppo_against_the_frozen_policy(make_trainer
         frozen = _logprobs(trainer, groups)
     caught, step = [], trainer.optimizer.step
 
-    def catch(norm):
+    def catch(norm, factor):
         caught.append({name: p.grad.clone() for name, p in trainer.policy.parameters().items()})
         if len(caught) == 1:
-            step(norm)
+            step(norm, factor)
 
     trainer.optimizer.step = catch
     trainer.step(groups, 0)

@@ -209,7 +209,9 @@ def test_a_run_that_halts_keeps_the_steps_that_it_has_made(stack, simulated, tmp
 
 def test_a_scorer_that_throws_is_counted_and_stops_the_run_with_its_words(stack, simulated, tmp_path):
     """Case 24."""
-    (tmp_path / "bad.py").write_text("def bad(prompts, completions, **c): raise KeyError('cell')\n")
+    # the trial call before the start has one completion, and passes
+    code = "    if len(completions) == 1:\n        return [0.0]\n    raise KeyError('cell')\n"
+    (tmp_path / "bad.py").write_text(f"def bad(prompts, completions, **c):\n{code}")
     run = stack().up(
         *simulated, "run.steps=5", f"reward.functions.0.use={tmp_path}/bad.py:bad", "reward.unscored_window=40"
     )

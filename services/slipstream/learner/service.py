@@ -138,8 +138,8 @@ class Learner:
     async def _step(self, batch: Batch, started: float) -> bool:
         """One transaction: trained, committed, and only then visible to the generators; False if nothing moved."""
         waited, before = time.monotonic() - started, self._line.version
-        self._telling.choose(batch, self._line.step + 1)
-        report = await self._guarded.step(self._line, batch)
+        watched = self._telling.choose(batch, self._line.step + 1)
+        report = await self._guarded.step(self._line, batch, watched)
         if report is None:
             return False
         if not report.stepped:

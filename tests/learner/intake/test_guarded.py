@@ -41,7 +41,7 @@ class FakeTrainer:
         self.calls.append([group.ticket for group, _ in groups])
         self._meet(groups)
 
-    def step(self, groups, version, lost) -> StepReport:
+    def step(self, groups, version, lost, watched) -> StepReport:
         self._meet(groups)
         return StepReport(stepped=True)
 

@@ -29,7 +29,7 @@ def gradients(trainer, groups):
     """The report of a step, its gradients, and the operations that it took."""
     caught = {}
 
-    def catch(norm):
+    def catch(norm, factor):
         caught.update({name: p.grad.clone() for name, p in trainer.policy.parameters().items()})
         trainer.optimizer.forget()
 

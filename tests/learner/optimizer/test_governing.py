@@ -44,8 +44,7 @@ def test_the_effective_share_is_that_of_the_ratios_inside_the_bound(make_trainer
     versions = [[(2, 2), (5, 1)], [(5, 2)]]
     trainer = make_trainer(eta=2)
     groups = off_policy(make_group, version=versions)
-    trainer.watched = {0, 1}
-    report = trainer.step(groups, 5)
+    report = trainer.step(groups, 5, watched={0, 1})
     learner = [*report.logprobs[0][:3], *report.logprobs[1][:2]]
     ratios = [math.exp(a - b) for a, b in zip(learner, groups[0][1].logprobs.tolist(), strict=True)]
     assert report.metrics[EFFECTIVE] == pytest.approx(share(ratios[2:]), rel=1e-5)

@@ -202,8 +202,8 @@ class WeightsSection(Section):
 
     transport: Literal["auto", "shm", "tcp", "ucx", "file", "nccl"] = setting(
         "auto",
-        "auto takes shm on the learner's host and the best link to others; a name forces that one (nccl is experimental: "
-        "no machine here could run it)",
+        "auto takes shm on the learner's host and the best link to others; a name forces that one (nccl is "
+        "experimental: no machine here could run it)",
     )
     allow_unencrypted: bool = setting(
         False,

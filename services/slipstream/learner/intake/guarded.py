@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from slipstream.errors import RunHalted, SlipstreamError, UserError
 from slipstream.learner.descent import Line
@@ -34,8 +34,8 @@ class Guarded:
         self._trials = Trials(parts.folder.trials)
         self._whole = 0
 
-    async def step(self, line: Line, batch: Batch) -> StepReport | None:
-        """Train on a batch; None where groups of it have left because nobody can train on them.
+    async def step(self, line: Line, batch: Batch, watched: Collection[int] = ()) -> StepReport | None:
+        """Train on a batch, as `Trainer.step`; None where groups of it have left because nobody can train on them.
 
         Raises:
             RunHalted, UserError: As the trainer says: they are no group's doing.
@@ -52,7 +52,7 @@ class Guarded:
         self._trials.begin(batch)
         before = self._trainer.optimizer.updates
         try:
-            report = await asyncio.to_thread(self._trainer.step, batch, line.version, line.lost)
+            report = await asyncio.to_thread(self._trainer.step, batch, line.version, line.lost, watched)
         except (UserError, RunHalted):
             self._trials.end()
             raise

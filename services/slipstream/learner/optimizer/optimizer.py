@@ -49,7 +49,6 @@ class Optimizer:
         """
         self.updates = 0
         self.clock = 0.0
-        self.factor = 1.0
         self._parameters = dict(parameters)
         self._settings = settings
         self._total = total
@@ -63,31 +62,29 @@ class Optimizer:
         if inner:
             self._optimizers.append(Muon(torch_groups(inner, settings), settings.momentum))
 
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the next update."""
-        share = schedule_share(self._settings, self._next_clock(), self._total)
-        return self._settings.learning_rate * share * self.factor
-
     def gradient_norm(self) -> float:
         """Norm of all gradients together; not finite when any of them is not, and 0 when there are none."""
         return float(whole(torch.nn.utils.get_total_norm(self._gradients()))) if self._gradients() else 0.0
 
-    def step(self, norm: float) -> None:
-        """Clip by the global norm, update, and forget the gradients.
+    def step(self, norm: float, factor: float = 1.0) -> float:
+        """Clip by the global norm, update, and forget the gradients; returns the rate of this update.
 
         Args:
             norm: What `gradient_norm` returned, finite and above 0.
+            factor: Of the scheduled rate.
         """
+        share = schedule_share(self._settings, self._next_clock(), self._total)
+        rate = self._settings.learning_rate * share * factor
         limit = self._settings.grad_clip
         if limit is not None and norm > limit:
             torch._foreach_mul_(self._gradients(), limit / norm)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self.learning_rate * group["factor"]
+                group["lr"] = rate * group["factor"]
             optimizer.step()
         self.updates, self.clock = self.updates + 1, self._next_clock()
         self.forget()
+        return rate
 
     def forget(self) -> None:
         """Drop all gradients."""

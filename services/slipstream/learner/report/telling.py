@@ -48,14 +48,14 @@ class Telling:
         self._unscored = sum(sum(line.get("unscored_total", {}).values()) for line in told[-1:])
         parts.metrics.steps.set(parts.config.run.steps or 0)
 
-    def choose(self, batch: Batch, step: int) -> None:
-        """Choose what a person is to see of the batch, before it is trained on."""
+    def choose(self, batch: Batch, step: int) -> frozenset[int]:
+        """Choose what a person is to see of the batch, before it is trained on; returns those samples by number."""
         if not self._per_step:
-            return
+            return frozenset()
         groups = [group for group, _ in batch]
         index, picked = self._choice = chosen(groups, step, self._per_step)
         before = sum(len(group.samples) for group in groups[:index])
-        self._parts.trainer.watched = frozenset(before + each for each in picked)
+        return frozenset(before + each for each in picked)
 
     async def step(
         self, line: Line, before: int, batch: Batch, report: StepReport, record: dict[str, Any]

@@ -21,11 +21,9 @@ from slipstream.algo.measures.metrics import Tally, finish_metrics
 from slipstream.algo.minibatch import only
 from slipstream.algo.objective import objective
 from slipstream.algo.prepare import Prepared
-from slipstream.algo.settings.contradictions import needs_heads
 from slipstream.config.rules import objective_of
 from slipstream.config.schema import Config
 from slipstream.errors import RunHalted, UserError
-from slipstream.learner.batch.collect import head_ids
 from slipstream.learner.batch.micro_batches import MicroBatch, Pass, Scored
 from slipstream.learner.checkpoint import trainer_state as state
 from slipstream.learner.checkpoint.save_together import Writer
@@ -38,6 +36,7 @@ from slipstream.learner.optimizer.optimizer import Optimizer
 from slipstream.learner.optimizer.parameter_groups import freeze, hidden_matrices
 from slipstream.learner.publish.outlet import Outlet
 from slipstream.learner.ranks.ranks import Ranks
+from slipstream.learner.step.batch_look import BatchLook, look_at
 from slipstream.learner.step.cutting import Part
 from slipstream.learner.step.preparing import preparing_of
 from slipstream.learner.step.step_report import Reason, StepReport
@@ -59,7 +58,6 @@ class Trainer:
         outlet: Its weights on their way out.
         saves: Its saves, of this rank's part.
         governor: What its effective sample size changes.
-        watched: Samples of the next batch, by number, whose logprobs the report is to hold.
     """
 
     def __init__(self, config: Config, folder: Path, ranks: Ranks | None = None) -> None:
@@ -98,13 +96,11 @@ class Trainer:
         self._preparing = preparing_of(config, self._spec, folder, self.policy, self.ranks)
         self.nonfinite = 0
         self.nonfinite_in_a_row = 0
-        self.watched: Collection[int] = ()
-        self._head_ids_BTK: Tensor | None = None
         self.governor = Governor.of(config)
         self.outlet = Outlet(self.policy, self.ranks)
         self.saves = state.Saves(self.ranks, config.learner.parallel.timeout_seconds)
 
-    def step(self, groups: Scored, version: int, lost: Lost = ()) -> StepReport:
+    def step(self, groups: Scored, version: int, lost: Lost = (), watched: Collection[int] = ()) -> StepReport:
         """Train on a batch of groups, once.
 
         Nothing moves, neither weights nor moments nor weight decay, unless the report says `stepped`. A batch with a
@@ -114,6 +110,7 @@ class Trainer:
             groups: The global batch, at least one group.
             version: Version of the weights before the step.
             lost: Versions that restarts took out of the line of descent; ages count without them.
+            watched: Samples, by number, whose logprobs the report is to hold.
 
         Raises:
             RunHalted: Too many non-finite steps in a row.
@@ -122,7 +119,7 @@ class Trainer:
         self.ranks.call("step", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
         self.governor.begin()
-        self._head_ids_BTK = head_ids(groups) if needs_heads(self._spec) else None
+        look = look_at(self._spec, groups, watched)
         report.current = range(len(groups))
         try:
             prepared, groups_B, parts = self._preparing.batch(
@@ -138,7 +135,7 @@ class Trainer:
         for part in parts:
             report.current = part.groups
             mini = only(self._spec, prepared, groups_B, part.groups)
-            tally = tally.merge(self._mini_step(mini, part, report))
+            tally = tally.merge(self._mini_step(mini, part, look, report))
         report.measured(finish_metrics(tally))
         if report.made:  # a batch that is no step leaves no trace, or a replay would differ
             report.governor = self.governor.decide(report.metrics)
@@ -154,10 +151,10 @@ class Trainer:
         self.ranks.call("trial", lambda: pack_work(groups, version, lost))
         report = StepReport(updates=self.optimizer.updates)
         try:
-            self._head_ids_BTK = head_ids(groups) if needs_heads(self._spec) else None
+            look = look_at(self._spec, groups)
             ready = self._preparing.batch(groups, version, lost, self.governor.bound, report)
             for part in ready[2]:
-                self._accumulate(only(self._spec, *ready[:2], part.groups), part.passes, report)
+                self._accumulate(only(self._spec, *ready[:2], part.groups), part.passes, look, report)
         except (NonFiniteError, UserError) as error:
             _LOG.info("tried alone: %s", error)
         finally:
@@ -193,21 +190,23 @@ class Trainer:
         self.ranks.call("weights", lambda: [str(folder).encode()])
         state.load_weights(self, folder)
 
-    def _mini_step(self, prepared: Prepared, part: Part, report: StepReport) -> Tally:
+    def _mini_step(self, prepared: Prepared, part: Part, look: BatchLook, report: StepReport) -> Tally:
         """One optimizer step, or the reason why there is none; returns what it adds to the metrics."""
         if not prepared.trainable:
             return self._skip(report, "no_gradient")
         try:
-            tally = self._accumulate(prepared, part.passes, report)
+            tally = self._accumulate(prepared, part.passes, look, report)
         except NonFiniteError as error:
             return self._skip_nonfinite(report, str(error))
         report.measured_parts += 1
-        self.optimizer.factor = self.governor.weigh(tally)
+        factor = self.governor.weigh(tally)
         with report.timed("optimizer"):
-            self._update(report)
+            self._update(factor, report)
         return tally
 
-    def _accumulate(self, prepared: Prepared, batches: Sequence[Pass], report: StepReport) -> Tally:
+    def _accumulate(
+        self, prepared: Prepared, batches: Sequence[Pass], look: BatchLook, report: StepReport
+    ) -> Tally:
         """Add every micro-batch's gradient; returns the metrics' sums over all of them, of all ranks.
 
         Ranks go on to the end together, whatever one of them finds, and then decide alike.
@@ -220,14 +219,14 @@ class Trainer:
             with report.timed("forward"):
                 part = prepared.rows(batch.samples_S).to(self.policy.device)
                 width = part.mask_BT.shape[1]
-                logprobs_ST, entropy_ST, head_STK = self._logprobs(batch)
+                logprobs_ST, entropy_ST, head_STK = self._logprobs(batch, look.heads_BTK)
                 loss = logprobs_ST.sum() * 0.0
                 try:
                     if counts:
                         cut = (value if value is None else value[:, :width] for value in (entropy_ST, head_STK))
                         loss, share = objective(self._spec, part, logprobs_ST[:, :width], *cut)
                         own = own.merge(share)
-                        self._keep_watched(batch, logprobs_ST, report)
+                        look.keep(batch, logprobs_ST, report)
                 except NonFiniteError as error:
                     failure = str(error)
                     if self.ranks.size == 1:
@@ -238,21 +237,16 @@ class Trainer:
             raise NonFiniteError(failure or "on another rank")
         return Tally(self.ranks.add_up(own.sums), self.ranks.largest(own.maxima))
 
-    def _keep_watched(self, batch: MicroBatch, logprobs_ST: Tensor, report: StepReport) -> None:
-        for row, sample in enumerate(batch.samples_S.tolist()):
-            if sample in self.watched:
-                report.logprobs[sample] = logprobs_ST[row].detach().float().cpu().tolist()
-
-    def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _logprobs(self, batch: MicroBatch, heads_BTK: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logprobs [S, T] of the samples' actions, entropies (a metric, and a term of some objectives), and the
         logprobs of the sampler's likeliest ids [S, T, K] where the objective needs them."""
         here = batch.to(self.policy.device)
-        if self._head_ids_BTK is None:
+        if heads_BTK is None:
             return *self.policy.logprobs(here, self._temperature), None
-        ids_STK = self._head_ids_BTK[batch.samples_S.cpu(), : batch.action_ST.shape[1]]
+        ids_STK = heads_BTK[batch.samples_S.cpu(), : batch.action_ST.shape[1]]
         return self.policy.with_heads(here, self._temperature, ids_STK.to(self.policy.device))
 
-    def _update(self, report: StepReport) -> None:
+    def _update(self, factor: float, report: StepReport) -> None:
         norm = self.optimizer.gradient_norm()
         report.saw_norm(norm)
         if not math.isfinite(norm):
@@ -260,8 +254,7 @@ class Trainer:
         elif norm == 0.0:
             self._skip(report, "zero_gradient")
         else:
-            report.learning_rate = self.optimizer.learning_rate
-            self.optimizer.step(norm)
+            report.learning_rate = self.optimizer.step(norm, factor)
             report.made, report.updates = report.made + 1, self.optimizer.updates
 
     def _skip(self, report: StepReport, reason: Reason, detail: str = "") -> Tally:

@@ -14,8 +14,8 @@ from slipstream.secrets import ENGINE_KEY
 class HttpConfig:
     """Settings of the engine; `folder` is the model's Hugging Face folder, whose tensors the servers must have.
 
-    `endpoints` are base URLs of equal servers, without `/v1`. `server` is what they speak: "vllm" or "sglang" (experimental: no
-    such server could be run here).
+    `endpoints` are base URLs of equal servers, without `/v1`. `server` is what they speak: "vllm" or "sglang"
+    (experimental: no such server could be run here).
     `share` is a folder that the servers see too; a new version is written there for them, where they cannot open
     this host's memory (vLLM elsewhere, or SGLang). `fixed_weights: true` says that servers may generate although
     they cannot be updated: their tokens then carry version 0 for ever. Servers that were left out are looked at every
