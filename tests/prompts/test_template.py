@@ -58,6 +58,30 @@ def test_template_options_reach_the_chat_template(make_tokenizer):
 
 
 @pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ messages[0].content }}{% if think is defined %}T{% endif %}", "it reads think"),
+        (
+            "{% for m in messages %}{% generation %}{{ bos_token }}{% endgeneration %}{% break %}{% endfor %}"
+            "{% if 0 %}{{ raise_exception('no') }}{% endif %}",
+            "it reads nothing else",
+        ),
+    ],
+)
+def test_an_option_that_the_chat_template_does_not_read_is_refused(make_tokenizer, template, told):
+    with pytest.raises(UserError, match=rf"data\.template_options\.thinking: .*no variable.*{told}"):
+        render(make_tokenizer(template=template), {"prompt": "q"}, template_options={"thinking": True})
+
+
+def test_a_system_turn_of_the_config_that_a_template_refuses_is_told_with_its_setting(make_tokenizer):
+    refusing = make_tokenizer(
+        template="{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    )
+    with pytest.raises(UserError, match=r"row 0: data\.template: .*leave data\.system empty"):
+        render(refusing, {"prompt": "q"}, system="Be brief.")
+
+
+@pytest.mark.parametrize(
     ("row", "spec", "message"),
     [
         ({"prompt": "q"}, {"template": "chatlm"}, "data.template: 'chatlm'.*chatml_no_system"),

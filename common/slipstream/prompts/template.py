@@ -12,7 +12,14 @@ from slipstream.prompts.source_spec import DataSpec
 from slipstream.run.tokens import Tokenizer
 from slipstream.text import repair
 
-_OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "conversation", "return_dict"}
+_OURS = {
+    "messages",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "conversation",
+    "return_dict",
+}
 NAMED = ("chat", "chatml_no_system", "plain")
 
 
@@ -34,6 +41,8 @@ class Template:
             )
         if taken := sorted(_OURS & set(spec.template_options)):
             raise UserError(f"data.template_options.{taken[0]}: is set by slipstream", "take it out")
+        if spec.template == "chat" and tokenizer is not None:
+            _refuse_unread(spec.template_options, tokenizer)
         placeless = spec.template == "plain" or (self._custom and "{system}" not in spec.template)
         if spec.system and placeless:
             raise UserError(
@@ -65,7 +74,7 @@ class Template:
             try:
                 return repair(self._tokenizer.chat(messages, self._spec.template_options, go_on))
             except UserError as error:
-                raise UserError(f"{label}: {error.problem}", error.mend) from error
+                raise UserError(f"{label}: {error.problem}", self._mend(error, row)) from error
         if self._spec.template == "chatml_no_system":
             turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
             text = "".join(turns)
@@ -79,6 +88,13 @@ class Template:
             return str(texts[0])
         fields = {**self._marked(row.columns), "prompt": texts[0], "system": self._marked(self._spec.system)}
         return _fill("data.template", self._spec.template, fields, label)
+
+    def _mend(self, error: UserError, row: Row) -> str:
+        """The mend of what a chat template refuses; it cannot know that the system turn is not the row's."""
+        own = isinstance(row.question, list) and row.question[0]["role"] == "system"
+        if self._spec.system and not own and "chatml_no_system" in error.mend:
+            return "leave data.system empty, or set data.template=chatml_no_system"
+        return error.mend
 
     def _messages(self, row: Row, label: str) -> list[Message]:
         given = [{"role": "user", "content": row.question}] if isinstance(row.question, str) else row.question
@@ -95,6 +111,19 @@ class Template:
         if self._tokenizer is None or self._spec.control_tokens:
             return value
         return self._tokenizer.literal.mark(value)
+
+
+def _refuse_unread(options: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    reads = tokenizer.template_variables
+    if reads is None:
+        return
+    for name in options:
+        if name not in reads:
+            others = ", ".join(sorted(reads - _OURS)) or "nothing else"
+            raise UserError(
+                f"data.template_options.{name}: the chat template reads no variable of this name",
+                f"take it out; it reads {others}",
+            )
 
 
 def _fill(setting: str, text: str, fields: Mapping[str, Any], label: str) -> str:

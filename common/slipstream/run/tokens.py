@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -18,6 +19,10 @@ from typing import Any
 from slipstream.errors import UserError
 from slipstream.run.literal import Literal, is_marked
 from slipstream.text import REPLACEMENT, repair
+
+# What transformers adds to the language of chat templates.
+_TRANSFORMERS_TAG = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
+_HELPERS = {"raise_exception", "strftime_now"}
 
 
 class Tokenizer:
@@ -118,6 +123,20 @@ class Tokenizer:
             )
             raise UserError(f"data.template: the chat template refuses the messages ({error})", mend) from error
         return str(text)
+
+    @cached_property
+    def template_variables(self) -> frozenset[str] | None:
+        """Names that the chat template asks for, beside those that every template has; None where nobody can say."""
+        from jinja2 import Environment, TemplateError, meta
+
+        if not isinstance(self.hf.chat_template, str):
+            return None
+        try:
+            text = _TRANSFORMERS_TAG.sub("", self.hf.chat_template)
+            parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+        except TemplateError:
+            return None
+        return frozenset(meta.find_undeclared_variables(parsed)) - _HELPERS - set(self.hf.special_tokens_map)
 
     @cached_property
     def identity(self) -> str:
