@@ -1,6 +1,9 @@
-"""Text that any encoder takes."""
+"""Text that any encoder takes, and text that holds something."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 REPLACEMENT = "\ufffd"
 
@@ -12,3 +15,14 @@ def repair(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def opened(value: Any) -> Any:
+    """What a text holds if it is JSON of an object or a list; else the value itself."""
+    if not isinstance(value, str):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return found if isinstance(found, dict | list) else value

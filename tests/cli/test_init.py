@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.conftest import save_family
 
 from slipstream.cli.main import main
 from slipstream.errors import EXIT_OK, EXIT_USER
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 CHAT = [{"role": "user", "content": "What is 3 + 5?"}]
 TRL = (
     "def has_answer(prompts, completions, answer, **kwargs):\n"
@@ -33,31 +28,6 @@ OPENRLHF = (
 OTHER = "def grade(text, gold):\n    return float(gold in text)\n"
 SHAREGPT = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
 VERL_ROW = {"data_source": "toy", "prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": "8"}}
-
-
-@pytest.fixture(scope="session")
-def chatty(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny model that takes any text, with a chat template."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder = save_family(
-        "llama",
-        tmp_path_factory.mktemp("chatty"),
-        vocab_size=300,
-        max_position_embeddings=512,
-        eos_token_id=257,
-    )
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Backend(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
-    hf.chat_template = CHATML
-    hf.save_pretrained(folder)
-    return str(folder)
 
 
 def write(folder: Path, rows: list[dict[str, Any]], name: str = "data.jsonl") -> Path:

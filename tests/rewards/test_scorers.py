@@ -189,7 +189,7 @@ async def test_a_dotted_path_is_found_from_the_working_folder(
     [
         ("def reward(text, gold): return 1.0", ["(text, gold)", "f(completion, task)"]),
         ("import no_such_package", ["no_such_package"]),
-        ("print('x' * 10**6); import sys; sys.exit('gone')", ["ended while loading", "gone"]),
+        ("print('x' * 10**6); import sys; sys.exit('gone')", ["importing", "SystemExit: gone"]),
         ("def other(completion): return 1.0", ["'reward'", "other"]),
     ],
 )

@@ -32,7 +32,12 @@ def reward_specs(config: Config) -> list[RewardSpec]:
 
 
 def row_faults(config: Config) -> RowFaults:
-    """Asks every row whether each reward of the config can score it.
+    """Asks every row whether each reward of the config can score it."""
+    return RowFaults(row_checks(config))
+
+
+def row_checks(config: Config) -> dict[str, Check]:
+    """What each reward of the config asks of every row, of all sets.
 
     A function of one's own is loaded in a process of its own to learn what it needs. One that cannot be loaded on
     this host asks nothing: it is the reward service's to have it, and to say that it has not.
@@ -43,4 +48,4 @@ def row_faults(config: Config) -> RowFaults:
             checks |= Scorers.load([spec]).checks
         except UserError as error:
             log.debug("rows are not checked against a reward that is not here: %s", error)
-    return RowFaults(checks)
+    return checks

@@ -15,7 +15,7 @@ from typing import Any
 from slipstream.errors import UserError
 from slipstream.prompts.conversation import Message, messages_of
 from slipstream.prompts.source_spec import DataSpec
-from slipstream.text import repair
+from slipstream.text import opened, repair
 
 _INT64 = range(-(2**63), 2**63)
 _NUMBER = re.compile(r"-?\d+")
@@ -118,7 +118,7 @@ def _reached(raw: Mapping[str, Any], ours: str, theirs: str, label: str) -> Any:
         return raw[theirs]
     value: Any = raw
     for depth, key in enumerate(steps := theirs.split(".")):
-        value = _opened(value)
+        value = opened(value)
         if isinstance(value, Mapping) and key in value:
             value = value[key]
         elif (
@@ -129,17 +129,6 @@ def _reached(raw: Mapping[str, Any], ours: str, theirs: str, label: str) -> Any:
             place = f"{'.'.join(steps[:depth])!r} holds" if depth else "its columns are"
             raise UserError(f"{label}: data.columns.{ours}={theirs}, but {place} {_told(value)}", "map another")
     return value
-
-
-def _opened(value: Any) -> Any:
-    """What a text holds if it is JSON of an object or a list; else the value itself."""
-    if not isinstance(value, str):
-        return value
-    try:
-        found = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    return found if isinstance(found, dict | list) else value
 
 
 def _told(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 Two forms are ours. The batch form `f(prompts, completions, **columns) -> list[float | None]` is TRL's; it gets
 only the columns that its signature names, or all of them with `**kwargs`, and prompts and completions as messages
-where the row's prompt is messages. The one-sample form is `f(completion, task) -> float | dict | None`. Either may be
-`async`. Those of verl and OpenRLHF are made into these (`adapters`).
+where the row's prompt is messages. The one-sample form is `f(completion, task) -> float | dict | None`, which gets
+columns in the same way. Either may be `async`. Those of verl and OpenRLHF are made into these (`adapters`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.rewards.adapters import adapt, of_openrlhf, of_verl
+from slipstream.rewards.adapters import HANDED, adapt, foreign_form
 from slipstream.rewards.base import FORM_MARK, READS_MARK, Completions, Form, ScorerFault, Task, place_of
 
 Reward = Callable[..., Any]
@@ -27,10 +28,14 @@ _FORMS = (
     "write it as `f(prompts, completions, **columns) -> list[float | None]` or as"
     " `f(completion, task) -> float | dict[str, float] | None`, or mark it with `batch_reward` or"
     " `sample_reward`; verl's `f(data_source, solution_str, ground_truth, extra_info)` and OpenRLHF's"
-    " `f(queries, prompts, labels)` are known, too"
+    " `f(queries, prompts, labels)` are known, too; where it makes a reward, name what it returns"
 )
 # What TRL hands to a batch function beside columns; here the run's step stands in for the trainer's.
 EXTRAS = ("completion_ids", "trainer_state", "log_metric")
+_GIVEN = {"batch": ("prompts", "completions", *EXTRAS), "sample": ("prompt", "completion", "task")}
+
+# What imports say where the address space ends.
+_OUT_OF_MEMORY = ("failed to map segment", "llocate memory", "SystemError: error return")
 
 
 def load_function(path: str, what: str = "scorer") -> Reward:
@@ -72,10 +77,10 @@ def recognise_form(function: Reward) -> Form:
     names = _parameters(function)
     if "completions" in names:
         return "batch"
-    if "completion" in names or of_verl(names):
+    if "completion" in names:
         return "sample"
-    if of_openrlhf(names):
-        return "batch"
+    if (foreign := foreign_form(names)) is not None:
+        return foreign
     label = getattr(function, "__name__", repr(function))
     given = ", ".join(names) or "nothing"
     raise UserError(f"reward function {label!r} takes ({given}), which is neither of the two forms", _FORMS)
@@ -96,13 +101,16 @@ def is_async(function: Reward) -> bool:
 
 
 def check_options(function: Reward, options: Mapping[str, Any]) -> None:
-    """Refuse options that the function has no parameter for.
+    """Refuse options that the function has no parameter for, and those by the name of what it is handed.
 
     Raises:
         UserError: Naming the first such option.
     """
-    names = _parameters(function)
+    names, form = _parameters(function), recognise_form(function)
+    handed = (*_GIVEN[form], *(HANDED if foreign_form(names) is not None else ()))
     for option in options:
+        if option in handed:
+            raise UserError(f"options: {option!r} is what the reward function is handed", "take it out")
         if option not in names and not takes_all(function):
             raise UserError(
                 f"options: the reward function has no parameter {option!r}", f"it takes {', '.join(names)}"
@@ -111,8 +119,7 @@ def check_options(function: Reward, options: Mapping[str, Any]) -> None:
 
 def needed_columns(function: Reward, form: Form) -> list[str]:
     """Columns that a row must have: those that the signature requires, and those declared with `reads`."""
-    given = ("prompts", "completions", *EXTRAS) if form == "batch" else ("completion", "task")
-    by_name = [name for name in _required(function) if name not in given]
+    by_name = [name for name in _required(function) if name not in _GIVEN[form]]
     declared = getattr(getattr(function, "func", function), READS_MARK, ())
     return list(dict.fromkeys([*by_name, *declared]))
 
@@ -143,8 +150,7 @@ def batch_arguments(
     asked: Any = prompt
     answers: list[Any] = list(completions)
     if takes_messages(columns, how):
-        own = columns.get("prompt")
-        asked = own if isinstance(own, list) else [{"role": "user", "content": prompt}]
+        asked = _messages_of(prompt, columns)
         answers = [[{"role": "assistant", "content": text}] for text in completions]
     offered |= {"prompts": [asked] * count, "completions": answers, **(extras or {})}
     return _accepted(function, offered)
@@ -155,15 +161,26 @@ def takes_messages(columns: Mapping[str, Any], how: Completions) -> bool:
     return how == "messages" or (how == "auto" and isinstance(columns.get("prompt"), list))
 
 
-def sample_arguments(function: Reward, completion: str, task: Task) -> dict[str, Any]:
-    """Arguments of the one-sample form; a column that the signature names comes by its name.
+def sample_arguments(
+    function: Reward, completion: str, task: Task, how: Completions = "auto"
+) -> dict[str, Any]:
+    """Arguments of the one-sample form; a column that the signature names comes by its name, with `**kwargs` each.
+
+    Prompt and completion are texts, unless messages are asked for.
 
     Raises:
         ScorerFault: The signature requires a column that the row hasn't got.
     """
-    named = _parameters(function)
-    columns = {name: value for name, value in task.columns.items() if name in named}
-    return _accepted(function, columns | {"completion": completion, "task": task})
+    offered = {**task.columns, "prompt": task.prompt, "completion": completion, "task": task}
+    if how == "messages":
+        asked = _messages_of(task.prompt, task.columns)
+        offered |= {"prompt": asked, "completion": [{"role": "assistant", "content": completion}]}
+    return _accepted(function, offered)
+
+
+def _messages_of(prompt: str, columns: Mapping[str, Any]) -> list[Any]:
+    own = columns.get("prompt")
+    return own if isinstance(own, list) else [{"role": "user", "content": prompt}]
 
 
 def _accepted(function: Reward, offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +232,7 @@ def takes_all(function: Reward) -> bool:
 def _import_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.absolute()}")
-    name = _module_name(path.stem)
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
@@ -227,15 +244,21 @@ def _import_file(path: Path) -> Any:
     return module
 
 
-def _module_name(stem: str) -> str:
+def _module_name(path: Path) -> str:
     """A name by which a process that the function starts can import its module, where the file's own is free."""
-    free = stem.isidentifier() and stem not in sys.modules and importlib.util.find_spec(stem) is None
+    stem = path.stem
+    free = "." not in stem and stem not in sys.modules and _is_at(importlib.util.find_spec(stem), path)
     return stem if free else f"_slipstream_reward_{stem}"
 
 
+def _is_at(spec: ModuleSpec | None, path: Path) -> bool:
+    """Whether a name means nothing yet, or this very file, as where it lies in the working folder."""
+    return spec is None or (spec.origin is not None and Path(spec.origin).absolute() == path.absolute())
+
+
 def _import_mend(cause: str) -> str:
-    if "failed to map segment" in cause:
-        return "raise memory_mb"
+    if any(each in cause for each in _OUT_OF_MEMORY):
+        return "raise memory_mb; torch needs 8192 or more"
     if "attempted relative import" in cause:
         return "write `from helpers import …`: the file's neighbours are importable by their names"
     return ""

@@ -99,28 +99,57 @@ class RowFaults:
             raise UserError("data: " + "; ".join(found))
 
 
-def columns_check(names: Sequence[str], options: Iterable[str] = ()) -> Check:
-    """A check that a row has these columns (`a|b.c`: one of them), each of which says something, and none by the name
-    of one of the function's options: one would hide the other."""
+class ColumnsCheck:
+    """A check of what a function of one's own needs of the rows.
 
-    def check(task: Task) -> None:
-        for name in options:
+    Each has these columns (`a|b.c`: one of them), each of which says something, and none by the name of one of the
+    function's options: one would hide the other. Where a function gets messages or texts as the row's prompt is
+    (`by_row`), all prompts are what the first one is.
+    """
+
+    def __init__(self, names: Sequence[str], options: Iterable[str] = (), by_row: bool = False) -> None:
+        self._names = names
+        self._options = list(options)
+        self._by_row = by_row
+        self._messages: bool | None = None
+
+    def __call__(self, task: Task) -> None:
+        """Look at one row.
+
+        Raises:
+            ScorerFault: The function cannot be asked about it.
+        """
+        for name in self._options:
             if name in task.columns:
                 raise ScorerFault(
                     f"column {name!r} has the name of an option of the reward; rename one of them"
                 )
-        for name in names:
-            if "|" not in name and name in task.columns:
-                needed(task, name)
-                continue
-            try:
-                value = reach(task.columns, name)
-            except MissingColumn as error:
-                raise ScorerFault(str(error)) from None
-            if says_nothing(value):
-                raise ScorerFault(f"column {name.replace('|', ' or ')} is empty")
+        if self._by_row:
+            self._same_prompts(isinstance(task.columns.get("prompt"), list))
+        for name in self._names:
+            _look_at(name, task)
 
-    return check
+    def _same_prompts(self, messages: bool) -> None:
+        if self._messages is None:
+            self._messages = messages
+        if messages != self._messages:
+            kinds = ("messages", "a text") if messages else ("a text", "messages")
+            raise ScorerFault(
+                f"its prompt is {kinds[0]}, that of the first row {kinds[1]}; set the reward's `completions` to text "
+                "or messages"
+            )
+
+
+def _look_at(name: str, task: Task) -> None:
+    if "|" not in name and name in task.columns:
+        needed(task, name)
+        return
+    try:
+        value = reach(task.columns, name)
+    except MissingColumn as error:
+        raise ScorerFault(str(error)) from None
+    if says_nothing(value):
+        raise ScorerFault(f"column {name.replace('|', ' or ')} is empty")
 
 
 def row_problems(checks: Mapping[str, Check], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:

@@ -25,6 +25,7 @@ from slipstream.rewards.base import (
 )
 
 _STATUSES = frozenset(word for each in get_args(Status) for word in get_args(each))
+_LEFT_OUT = "metrics_left_out"
 _TEXTS = (str, bytes, bytearray, memoryview)
 
 
@@ -143,17 +144,36 @@ def _scored(parts: Mapping[Any, Any]) -> Outcome:
             "`reward`: return one of these, or say what each counts in the reward's `weights`",
         )
     value = _number(parts[name])
-    metrics = _parts({key: each for key, each in parts.items() if key != name and _is_number(each)})
+    # texts and the like beside the score are for people's own records
+    numbers_beside = {key: each for key, each in parts.items() if key != name and _is_number(each)}
+    metrics, flags = _metrics(numbers_beside)
     if value is None:
-        return Outcome(metrics=metrics, status="not_applicable")
-    return Outcome(value=value, metrics=metrics)
+        return Outcome(metrics=metrics, status="not_applicable", flags=flags)
+    return Outcome(value=value, metrics=metrics, flags=flags)
 
 
 def _is_number(value: Any) -> bool:
-    try:
-        return value is not None and _number(value) is not None
-    except _RefusedError:
+    if value is None or isinstance(value, _TEXTS) or _is_complex(value):
         return False
+    try:
+        float(value)
+    except OverflowError:
+        return True
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _metrics(told: Mapping[Any, Any]) -> tuple[dict[str, float | None], tuple[str, ...]]:
+    """Those that can be told, and a flag where some cannot: no metric may cost a sample its reward."""
+    found: dict[str, float | None] = {}
+    for key, value in told.items():
+        try:
+            if len(found) < MAX_COMPONENTS:
+                found |= _parts({key: value})
+        except _RefusedError:
+            continue
+    return found, () if len(found) == len(told) else (_LEFT_OUT,)
 
 
 def _sum_of(components: dict[str, float | None]) -> Outcome:
@@ -170,7 +190,9 @@ def _within_bounds(outcome: Outcome) -> Outcome:
         raise _RefusedError(
             "exception", f"returned an outcome of status {line_of(str(outcome.status), MAX_NAME)!r}"
         )
-    components, metrics = _parts(outcome.components), _parts(outcome.metrics)
+    components = _parts(outcome.components)
+    metrics, left = _metrics(outcome.metrics)
+    flags = (*flags, *(each for each in left if each not in flags))[-MAX_FLAGS:]
     value = _number(outcome.value) if outcome.status == "ok" else None
     status: Status = "not_applicable" if outcome.status == "ok" and value is None else outcome.status
     return Outcome(

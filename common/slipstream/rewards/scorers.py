@@ -29,12 +29,12 @@ from slipstream.rewards.base import (
     Task,
     fault_of,
 )
-from slipstream.rewards.inputs import Check, columns_check
+from slipstream.rewards.inputs import Check, ColumnsCheck
 from slipstream.rewards.outcomes import outcome_of, weighted
 from slipstream.rewards.reward_registry import BUILTIN, build, unknown_scorer
 from slipstream.rewards.workers.sandbox import WorkerPool
 from slipstream.rewards.workers.scoring_process import probe
-from slipstream.rewards.workers.worker_wire import NOTHING, Beside, Setup
+from slipstream.rewards.workers.worker_wire import NOTHING, Beside, Setup, stand_in
 
 MAX_GROUPS = 64
 
@@ -150,7 +150,7 @@ class Scorers:
         await asyncio.gather(*(pool.close() for pool in self.pools.values()))
 
     async def score_group(
-        self, prompt: str, completions: Sequence[str], columns: Mapping[str, Any], beside: Beside = NOTHING
+        self, prompt: str, completions: Sequence[str], columns: Mapping[str, Any], beside: Beside | None = None
     ) -> list[Scored]:
         """Score the completions of one prompt; what fails is in the result, never raised.
 
@@ -158,11 +158,12 @@ class Scorers:
             prompt: Text of the prompt, for rewards that ask for it.
             completions: Text of each completion, without the prompt.
             columns: The data row's further columns, such as `answer`.
-            beside: What a function may ask for beside these.
+            beside: What a function may ask for beside these; without it something stands in, as for trial calls.
 
         Returns:
             One `Scored` per completion, in order.
         """
+        beside = beside or stand_in(completions)
         async with self._room:
             calls = [scorer.score(prompt, completions, dict(columns), beside) for scorer in self._scorers]
             by_scorer = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
@@ -235,6 +236,8 @@ def _load(spec: RewardSpec, workers: int, sandbox: Sandbox) -> Scorer:
         raise UserError(f"scorer {spec.use!r} names no function", f"write {spec.use}:my_function")
     if spec.use not in BUILTIN:
         raise unknown_scorer(spec.use)
+    if spec.completions != "auto":
+        raise UserError(f"completions: {spec.completions} does nothing for {spec.use}", "take it out")
     builtin, scorer = BUILTIN[spec.use], build(spec.use, spec.options)
     pooled = hasattr(scorer, "pooled") and getattr(scorer, "library", True)
     pool = WorkerPool(_setup(spec, spec.use, builtin.isolated, sandbox), workers) if pooled else None
@@ -249,7 +252,7 @@ def _load_function(spec: RewardSpec, workers: int) -> Scorer:
     ready = probe(setup)
     is_async = ready.whole_group and ready.form == "sample"
     pool = WorkerPool(setup, workers, grace=is_async)
-    check = columns_check(ready.needs, spec.options)
+    check = ColumnsCheck(ready.needs, spec.options, ready.by_row)
     name, failures = spec.name or function, _failures(spec, Failures())
     return Scorer(spec, name, failures, None, pool, ready.whole_group, check, ready.asks_more)
 

@@ -11,3 +11,14 @@ def reward_func(queries, prompts, labels):
 def newer(queries, prompts, labels, **kwargs):
     rewards = torch.tensor([float(label in query) for query, label in zip(queries, labels)])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"dummy_scores": rewards}}
+
+
+def by_text(queries, prompts, labels):
+    return {
+        "rewards": [float(label in query) for query, label in zip(queries, labels)],
+        "extra_logs": {"n": [1, 2]},
+    }
+
+
+async def remote(queries, prompts, labels):
+    return {"rewards": torch.tensor([float(label in query) for query, label in zip(queries, labels)])}

@@ -87,8 +87,8 @@ class RewardFunction(Section):
 
     completions: Literal["auto", "text", "messages"] = setting(
         "auto",
-        "what a batch function gets as completions: auto gives messages, as TRL does, where the row's prompt is "
-        "messages, else texts",
+        "what a function gets as completions: auto gives a batch function messages, as TRL does, where the rows' "
+        "prompts are messages, else texts; the one-sample form gets messages only where they are asked for",
         acts=_OWN,
     )
 

@@ -17,6 +17,8 @@ from slipstream.secrets import free_of_secrets
 
 START_SECONDS = 60.0
 _KILL_SECONDS = 5.0
+# Libraries say a lot when their memory ends, or hang, and seldom what it was.
+_MEND = "where it imports torch or the like, raise memory_mb to 8192 or more"
 # An isolated process gets these and nothing else, so that the model's code sees no secrets.
 _BARE = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -104,7 +106,7 @@ def _load(setup: Setup) -> tuple[Ready | None, bytes]:
         with child.control.makefile("rb") as stream:
             ready = read_frame(stream, Ready)
     except TimeoutError:
-        raise UserError(f"scorer {setup.use!r}: loading took more than {START_SECONDS:g} s") from None
+        raise UserError(f"scorer {setup.use!r}: loading took more than {START_SECONDS:g} s", _MEND) from None
     except ConnectionError:
         ready = None
     finally:
@@ -125,7 +127,7 @@ def check_ready(setup: Setup, ready: Ready | None, printed: bytes = b"") -> Read
     if ready is None:
         lines = printed.decode(errors="replace").strip().splitlines()
         cause = lines[-1] if lines else "no message"
-        raise UserError(f"scorer {setup.use!r}: the worker process ended while loading ({cause})")
+        raise UserError(f"scorer {setup.use!r}: the worker process ended while loading ({cause})", _MEND)
     if ready.problem:
         raise UserError(ready.problem, ready.mend)
     return ready

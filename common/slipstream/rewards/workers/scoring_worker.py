@@ -20,7 +20,7 @@ from slipstream.errors import UserError
 from slipstream.rewards import functions
 from slipstream.rewards import reward_registry as registry
 from slipstream.rewards.apart.keeper import keep
-from slipstream.rewards.base import MissingColumn, Outcome, Task, fault_of
+from slipstream.rewards.base import Completions, MissingColumn, Outcome, Task, fault_of
 from slipstream.rewards.outcomes import batch_outcomes, outcome_of
 from slipstream.rewards.workers import limits
 from slipstream.rewards.workers.worker_wire import Ready, ScoreJob, ScoreReply, Setup, pack, read_frame
@@ -86,10 +86,7 @@ class FunctionTarget:
         partial = functools.partial(function, **setup.options)
         self._function = functions.adapted(partial)
         self._weighed = setup.weighed
-        # OpenRLHF's queries are texts, whatever the row's prompt is
-        self._completions = (
-            "text" if self._function is not partial and self._form == "batch" else setup.completions
-        )
+        self._completions = _completions(setup, foreign=self._function is not partial)
         self._runner: Any = None
         self._timeout_seconds = setup.timeout_seconds
         self.ready = Ready(
@@ -97,6 +94,7 @@ class FunctionTarget:
             whole_group=self._form == "batch" or self._is_async,
             needs=functions.needed_columns(self._function, self._form),
             asks_more=self._form == "batch" and functions.asks_more(self._function),
+            by_row=self._form == "batch" and self._completions == "auto",
         )
 
     def score(self, job: ScoreJob) -> list[Outcome]:
@@ -105,7 +103,7 @@ class FunctionTarget:
             return self._score_batch(job)
         task = Task(job.prompt, job.columns)
         if self._is_async:
-            result: list[Outcome] = self._run(self._score_together(job.completions, task))
+            result: list[Outcome] = self._run(self._score_together(task, job))
             return result
         return [self._guarded(completion, task, job) for completion in job.completions]
 
@@ -126,45 +124,44 @@ class FunctionTarget:
                 result = self._run(_awaited(result))
             return [logged.added(outcome) for outcome in batch_outcomes(result, count, self._weighed)]
         except Exception as error:  # noqa: BLE001  (user code)
-            messages = functions.takes_messages(job.columns, self._completions)
-            return [self._explained(fault_of(error), error, job, messages)] * count
+            return [self._explained(fault_of(error), error, job)] * count
 
-    def _explained(self, fault: Outcome, error: Exception, job: ScoreJob, messages: bool = False) -> Outcome:
+    def _explained(self, fault: Outcome, error: Exception, job: ScoreJob) -> Outcome:
         """The fault with what to change, where its kind suggests that the function expects something else."""
         hint = ""
         if isinstance(error, KeyError) and self._takes_all and not isinstance(error, MissingColumn):
             hint = f"the row's columns are {', '.join(job.columns) or 'none'}"
-        elif self._form == "batch" and isinstance(error, TypeError | AttributeError | KeyError | IndexError):
-            hint = (
-                "completions are lists of messages here, as in TRL, for the row's prompt is; set the reward's "
-                "`completions: text` for texts"
-                if messages
-                else "completions are texts here; set the reward's `completions: messages` for lists of messages"
+        elif isinstance(error, TypeError | AttributeError):
+            messages = (
+                functions.takes_messages(job.columns, self._completions)
+                if self._form == "batch"
+                else self._completions == "messages"
             )
+            hint = _other_kind(str(error), messages)
         return msgspec.structs.replace(fault, detail=f"{fault.detail}; {hint}") if hint else fault
 
+    def _arguments(self, completion: str, task: Task) -> dict[str, Any]:
+        return functions.sample_arguments(self._function, completion, task, self._completions)
+
     def _score_one(self, completion: str, task: Task) -> Any:
-        result = self._function(**functions.sample_arguments(self._function, completion, task))
+        result = self._function(**self._arguments(completion, task))
         return self._run(_awaited(result)) if hasattr(result, "__await__") else result
 
-    async def _score_together(self, completions: list[str], task: Task) -> list[Outcome]:
+    async def _score_together(self, task: Task, job: ScoreJob) -> list[Outcome]:
         import asyncio
 
-        return await asyncio.gather(*(self._score_one_async(completion, task) for completion in completions))
+        return await asyncio.gather(*(self._score_one_async(each, task, job) for each in job.completions))
 
-    async def _score_one_async(self, completion: str, task: Task) -> Outcome:
+    async def _score_one_async(self, completion: str, task: Task, job: ScoreJob) -> Outcome:
         import asyncio
 
         try:
             async with asyncio.timeout(self._timeout_seconds) as limit:
-                return outcome_of(
-                    await self._function(**functions.sample_arguments(self._function, completion, task)),
-                    self._weighed,
-                )
+                return outcome_of(await self._function(**self._arguments(completion, task)), self._weighed)
         except Exception as error:  # noqa: BLE001  (user code)
             if limit.expired():
                 return Outcome(status="timeout", detail=f"took more than {self._timeout_seconds:g} s")
-            return fault_of(error)
+            return self._explained(fault_of(error), error, job)
 
     def _run(self, coroutine: Any) -> Any:
         """Run on one loop for the process's life, so that a client made in one call serves the next."""
@@ -227,11 +224,40 @@ def _load(setup: Setup, send: Callable[[bytes], None]) -> Target | None:
         send(
             pack(
                 Ready(
-                    problem=f"scorer {setup.use!r} doesn't fit into memory_mb: {size}", mend="raise memory_mb"
+                    problem=f"scorer {setup.use!r} doesn't fit into memory_mb: {size}",
+                    mend="raise memory_mb; torch needs 8192 or more",
                 )
             )
         )
     return None
+
+
+def _completions(setup: Setup, foreign: bool) -> Completions:
+    """What a function gets as completions: those of other projects have texts, whatever the row's prompt is.
+
+    Raises:
+        UserError: Messages are asked for where texts are the form.
+    """
+    if not foreign:
+        return setup.completions
+    if setup.completions == "messages":
+        raise UserError(
+            "completions: messages, but the reward function is of verl's or OpenRLHF's form, which takes texts",
+            "take it out",
+        )
+    return "text"
+
+
+def _other_kind(error: str, messages: bool) -> str:
+    """What to change where an error reads as if a text had been taken for messages, or the other way round."""
+    if messages and ("'list'" in error or "'dict'" in error or '"list"' in error or '"dict"' in error):
+        return (
+            "completions are lists of messages here, as in TRL, for the row's prompt is; set the reward's "
+            "`completions: text` for texts"
+        )
+    if not messages and ("'str'" in error or "string ind" in error):
+        return "completions are texts here; set the reward's `completions: messages` for lists of messages"
+    return ""
 
 
 def _behind_walls(setup: Setup) -> Ready:

@@ -7,6 +7,7 @@ socket of their own, so that nothing a scorer prints can get between them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -40,9 +41,9 @@ class Ready(msgspec.Struct, kw_only=True, frozen=True):
     """The scorer is loaded, or `problem` and `mend` say why it can't be.
 
     `whole_group` says that one call takes all completions of a group; `needs` are the columns that a row must have;
-    `asks_more` says that it takes what is in `Beside`; `pid` is the worker's own process id. `holds` is for the log:
-    what holds a model's programs. A worker that is not `lasting` serves one job, for what these leave behind may meet
-    the next.
+    `asks_more` says that it takes what is in `Beside`; `by_row` that what it gets depends on what the row's prompt
+    is; `pid` is the worker's own process id. `holds` is for the log: what holds a model's programs. A worker that is
+    not `lasting` serves one job, for what these leave behind may meet the next.
     """
 
     problem: str = ""
@@ -51,6 +52,7 @@ class Ready(msgspec.Struct, kw_only=True, frozen=True):
     whole_group: bool = False
     needs: list[str] = []
     asks_more: bool = False
+    by_row: bool = False
     pid: int = 0
     holds: str = ""
     lasting: bool = True
@@ -64,6 +66,11 @@ class Beside(msgspec.Struct, frozen=True):
 
 
 NOTHING = Beside()
+
+
+def stand_in(completions: Sequence[str]) -> Beside:
+    """What trial calls hand over, of completions that nobody sampled."""
+    return Beside([[0]] * len(completions), {"global_step": 0.0, "epoch": 0.0, "max_steps": -1.0})
 
 
 class ScoreJob(msgspec.Struct, kw_only=True, frozen=True):

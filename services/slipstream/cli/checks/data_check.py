@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from slipstream.config.schema import Config
 from slipstream.config.sections.data_config import DataSection
 from slipstream.errors import UserError
 from slipstream.prompts.build import data_spec
-from slipstream.prompts.fitting import row_faults
+from slipstream.prompts.fitting import row_checks
 from slipstream.prompts.raw_rows import read_row
 from slipstream.prompts.sets import open_source
 from slipstream.prompts.sources.data_files import named_files
@@ -38,24 +39,41 @@ def files(config: Config) -> Iterator[str]:
 
 def rows(config: Config) -> Iterator[str]:
     """Rows that are broken, lack their prompt, do not fit the format strings, or that no reward can score; a few."""
-    for name, data in sets_of(config).items():
-        if _readable(data):
-            faults = row_faults(config)
-            try:
-                yield from (_placed(line, name) for line in _broken(data, faults))
-            except UserError as error:
-                yield _placed(str(error), name)
-            yield from (f"{name}: {line}" for line in faults.lines())
+    readable = {name: data for name, data in sets_of(config).items() if _readable(data)}
+    checks = row_checks(config) if readable else {}
+    for name, data in readable.items():
+        faults = RowFaults(checks)
+        try:
+            yield from (_placed(line, name) for line in _broken(data, faults))
+        except UserError as error:
+            yield _placed(str(error), name)
+        yield from (f"{name}: {line}" for line in faults.lines())
 
 
-def first_row(data: DataSection) -> tuple[str, dict[str, Any]] | None:
-    """The first row's question as a text, and its columns; None where it cannot be read without asking anybody."""
-    if not _readable(data):
+class FirstRow(NamedTuple):
+    """A row to try rewards with: its question as a text, its columns, its name, and whether `rows` looks at it."""
+
+    question: str
+    columns: dict[str, Any]
+    label: str
+    looked_at: bool
+
+
+def first_row(data: DataSection) -> FirstRow | None:
+    """The first row of a set; None where it cannot be read without asking anybody.
+
+    Raises:
+        UserError: It is broken, or the file is.
+    """
+    spec = data_spec(data)
+    if not (_readable(data) or _is_here(data)):
         return None
-    source = open_source(replace(data_spec(data), limit=1))
-    row = read_row(source[0], data_spec(data), source.label(0))
+    source = open_source(replace(spec, limit=1))
+    if not len(source):
+        return None
+    row = read_row(source[0], spec, source.label(0))
     question = row.question if isinstance(row.question, str) else str(row.question[-1]["content"])
-    return question, row.columns
+    return FirstRow(question, row.columns, source.label(0), _readable(data))
 
 
 def _broken(data: DataSection, faults: RowFaults) -> list[str]:
@@ -79,6 +97,12 @@ def _broken(data: DataSection, faults: RowFaults) -> list[str]:
 def _readable(data: DataSection) -> bool:
     """Whether reading asks no server and imports nothing heavy."""
     return data.kind in ("arithmetic", "sort_digits") or (_is_lines(data) and not _lacks(data))
+
+
+def _is_here(data: DataSection) -> bool:
+    """Whether it is on this machine, if not in lines: parquet, Arrow, a saved set."""
+    named = data.kind in ("jsonl", "huggingface") and bool(data.path)
+    return named and bool(named_files(data.path) or Path(data.path).expanduser().exists())
 
 
 def _is_lines(data: DataSection) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from slipstream.cli.checks.rewards import answer_of
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.learner.step.reference_source import find_reference
@@ -86,10 +87,10 @@ def _prompts(config: Config) -> tuple[list[Prompt], str]:
 
 
 async def _score(config: Config, prompts: list[Prompt]) -> list[tuple[str, Scored]]:
-    """Each prompt with the answer that its row holds (or an empty one), as all rewards together score it."""
+    """Each prompt with the answer that its row holds (or some other), as all rewards together score it."""
     scorers = Scorers.load(reward_specs(config))
     try:
-        answers = [str(prompt.columns.get("answer", "")) for prompt in prompts]
+        answers = [answer_of(prompt.columns) for prompt in prompts]
         return [
             (answer, (await scorers.score_group(prompt.text, [answer], prompt.columns))[0])
             for prompt, answer in zip(prompts, answers, strict=True)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slipstream.cli.checks.data_check import first_row
+from slipstream.cli.checks.data_check import FirstRow, first_row
 from slipstream.config.schema import Config
 from slipstream.errors import UserError
 from slipstream.prompts.fitting import reward_specs
-from slipstream.rewards.base import RewardSpec, Scored
+from slipstream.rewards.adapters import ANY_GOLD, reach
+from slipstream.rewards.base import MissingColumn, RewardSpec
 from slipstream.rewards.functions import load_function
+from slipstream.rewards.inputs import row_problems
 from slipstream.rewards.scorers import Scorers
-from slipstream.rewards.workers.worker_wire import Beside
 from slipstream.telemetry.sinks.own import load_sink
+
+# What a function of one's own does to each sample, whatever it answers; a first call may well be slow.
+_FAILED = ("exception", "memory", "worker_lost")
+_SOME_ANSWER = "The answer is 1."
 
 
 def functions(config: Config) -> Iterator[str]:
     """Rewards that are unknown, cannot be imported or do not take their options."""
-    for index, function in enumerate(config.reward.functions):
+    for index, spec in enumerate(reward_specs(config)):
         try:
-            Scorers.load([RewardSpec(use=function.use, options=function.options)])
+            Scorers.load([spec])
         except UserError as error:
             yield f"reward.functions.{index}.use: {error}"
 
@@ -32,21 +37,33 @@ def trial(config: Config) -> Iterator[str]:
     first = first_row(config.data) if own else None
     if first is None:
         return
-    question, columns = first
-    answer = str(columns.get("answer", ""))
     for spec in own:
-        scored = asyncio.run(_called(spec, question, answer, columns))
-        if scored.unscored == "exception":
-            yield f"reward.functions: a trial call with the first row and the answer {answer[:60]!r}: {scored.detail}"
+        yield from asyncio.run(_tried(spec, first))
 
 
-async def _called(spec: RewardSpec, question: str, answer: str, columns: dict[str, Any]) -> Scored:
+async def _tried(spec: RewardSpec, first: FirstRow) -> list[str]:
     scorers = Scorers.load([spec])
     try:
-        state = {"global_step": 0.0, "epoch": 0.0, "max_steps": -1.0}
-        return (await scorers.score_group(question, [answer], columns, Beside([[0]], state)))[0]
+        if lines := row_problems(scorers.checks, [(first.label, first.columns)]):
+            return [] if first.looked_at else [f"data: {line}" for line in lines]
+        answer = answer_of(first.columns)
+        scored = (await scorers.score_group(first.question, [answer], first.columns))[0]
     finally:
         await scorers.close()
+    if scored.unscored not in _FAILED:
+        return []
+    return [
+        f"reward.functions: a trial call with the first row and the answer {answer[:60]!r}: {scored.detail}"
+    ]
+
+
+def answer_of(columns: Mapping[str, Any]) -> str:
+    """What a row holds as right, as the text of a completion; some answer where it holds none that is known."""
+    try:
+        gold = reach(columns, ANY_GOLD)
+    except MissingColumn:
+        return _SOME_ANSWER
+    return str(gold[0] if isinstance(gold, list) and gold else gold)
 
 
 def order(config: Config) -> Iterator[str]:
