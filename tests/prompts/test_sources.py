@@ -10,6 +10,7 @@ from slipstream.errors import UserError
 from slipstream.prompts.sets import open_source
 from slipstream.prompts.source_spec import DataSpec
 from slipstream.prompts.sources.jsonl import JsonLines
+from slipstream.prompts.sources.tables import reason_of
 
 GSM8K = str(Path(__file__).parents[1] / "data" / "gsm8k_shape.jsonl")
 
@@ -187,3 +188,20 @@ def test_reasoning_gym_row_keeps_the_entry_that_its_scorer_needs():
     assert row["prompt"] == row["question"]
     assert {"answer", "metadata"} <= set(row)
     json.dumps(row)
+
+
+def test_a_set_of_several_configurations_names_them_and_the_setting(tmp_path):
+    for name in ("main", "socratic"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": name}) + "\n")
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("main", "socratic"))
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    with pytest.raises(UserError, match=r"\['main', 'socratic'\].*; name one of .*: data\.name=NAME"):
+        open_source(DataSpec(kind="huggingface", path=str(tmp_path)))
+    chosen = open_source(DataSpec(kind="huggingface", path=str(tmp_path), name="socratic"))
+    assert chosen[0] == {"question": "socratic"}
+
+
+def test_what_stands_behind_an_error_of_datasets_is_told():
+    error = OSError("An error occurred while generating the dataset")
+    error.__cause__ = ValueError("row 7: no number")
+    assert reason_of(error) == "An error occurred while generating the dataset: row 7: no number"
