@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from slipstream.errors import UserError
@@ -127,3 +129,20 @@ def test_options_that_are_not_the_template_s_own_are_refused(tokenizer, jsonl):
     spec = DataSpec(kind="jsonl", path=jsonl([{"prompt": "q"}]), template_options={"tokenize": True})
     with pytest.raises(UserError, match=r"data\.template_options\.tokenize: is set by slipstream"):
         load_prompts(spec, tokenizer, WIDE)
+
+
+def test_messages_written_down_as_json_are_messages_and_other_lists_are_text():
+    turns = [{"role": "user", "content": "q"}]
+    assert question({"prompt": json.dumps(turns)}) == turns
+    assert question({"prompt": "[1, 2]"}) == "[1, 2]"
+    assert question({"prompt": '[{"a": 1}]'}) == '[{"a": 1}]'
+
+
+def test_turns_as_other_tools_write_them():
+    turns = [
+        {"role": "user", "value": "a"},
+        {"from": "function_call", "value": "f()"},
+        {"from": "human", "value": "b"},
+    ]
+    assert [each["content"] for each in question({"messages": turns})] == ["a", "f()", "b"]
+    assert question({"messages": [user(["x", {"type": "input_text", "text": "y"}])]}) == [user("xy")]

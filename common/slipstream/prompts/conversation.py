@@ -14,6 +14,9 @@ _SHAREGPT = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "assistant": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "function_call": "assistant",
     "system": "system",
     "tool": "tool",
     "observation": "tool",
@@ -51,7 +54,8 @@ def _message(turn: Any, label: str) -> Message:
     rest = {
         name: value for name, value in turn.items() if name not in ("role", "content") and value is not None
     }
-    return {"role": role, "content": _text(turn.get("content"), role, label), **rest}
+    content = turn["content"] if "content" in turn else rest.pop("value", None)
+    return {"role": role, "content": _text(content, role, label), **rest}
 
 
 def _text(content: Any, role: str, label: str) -> str:
@@ -59,10 +63,13 @@ def _text(content: Any, role: str, label: str) -> str:
         return content
     if content is None and role in _TEXTLESS:
         return ""
-    if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
+    if not isinstance(content, list):
+        raise _malformed(label)
+    content = [{"text": part} if isinstance(part, str) else part for part in content]
+    if not all(isinstance(part, Mapping) for part in content):
         raise _malformed(label)
     for part in content:
-        if part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+        if part.get("type", "text") not in ("text", "input_text") or not isinstance(part.get("text"), str):
             raise UserError(
                 f"{label}: a message with a part of type {part.get('type')!r}", "only text can be trained on"
             )

@@ -159,12 +159,19 @@ def _question(prompt: Any, label: str) -> str | list[Message]:
     if isinstance(prompt, str):
         if not prompt.strip():
             raise UserError(f"{label}: the prompt is empty", "give the row a prompt or remove it")
-        return prompt
+        held = opened(prompt) if prompt.lstrip().startswith("[") else prompt
+        if not (isinstance(held, list) and held and all(_is_turn(each) for each in held)):
+            return prompt
+        prompt = held  # messages that were written down as JSON
     if not isinstance(prompt, list) or not prompt:
         raise UserError(
             f"{label}: the prompt is a {type(prompt).__name__}", "give a text or a list of chat messages"
         )
     return messages_of(prompt, label)
+
+
+def _is_turn(value: Any) -> bool:
+    return isinstance(value, Mapping) and ("role" in value or "from" in value)
 
 
 def _without_answer(question: str | list[Message], label: str) -> str | list[Message]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from slipstream.transport.zeromq.keys import keys_of
 from slipstream.weights.transports import host_name, open_subscriber
 
 log = logging.getLogger("slipstream.rollout")
+_PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,7 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
         rows = run.terms.source_rows
         prompts, evaluations = await asyncio.to_thread(build_prompts, config, tokenizer, folder, rows)
     if run.terms.dataset_fingerprint != prompts.fingerprint:
-        raise UserError(
-            "data: these prompts are not those of the run", "give every role the same data and model"
-        )
+        await _until_these_are_the_run_s(site.ledger, prompts.fingerprint)
     subscriber = open_subscriber(config.weights, address=config.network.host, keys=keys_of(config.network.keys))
     # what the simulated engine says has nothing to do with weights
     simulated = config.rollout.engine.kind == "simulated"
@@ -94,6 +94,21 @@ async def open_parts(config: Config, name: str, life: Life, stack: AsyncExitStac
     return ReplicaParts(
         config, name, site, site.ledger, engine, follower, roller, prompts, evaluations, metrics
     )
+
+
+async def _until_these_are_the_run_s(ledger: Ledger, fingerprint: str) -> None:
+    """Wait a moment: a learner that takes the run up again compares the rows too, and names the one that differs.
+
+    Raises:
+        UserError: The prompts are not those of the run.
+    """
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while (await ledger.state()).terms.dataset_fingerprint != fingerprint:
+        if time.monotonic() > end:
+            raise UserError(
+                "data: these prompts are not those of the run", "give every role the same data and model"
+            )
+        await asyncio.sleep(1.0)
 
 
 def _gpus(config: Config, driver: Path = Path("/proc/driver/nvidia/gpus")) -> int:

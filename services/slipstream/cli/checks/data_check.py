@@ -34,7 +34,7 @@ def files(config: Config) -> Iterator[str]:
     """Data files that are named and not there."""
     for name, data in sets_of(config).items():
         if _lacks(data):
-            yield f"{name}.path: no file {data.path!r}; check the path"
+            yield f"{name}.path: no file {data.path!r}; check the path, or give another: {name}.path=FILE"
 
 
 def rows(config: Config) -> Iterator[str]:
