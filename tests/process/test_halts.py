@@ -32,8 +32,8 @@ import os, sys
 if "learner" in sys.argv and os.environ.get("NAN_GRADIENT"):
     from slipstream.learner.step.trainer import Trainer
     original = Trainer._accumulate
-    def accumulate(self, prepared, batches, report):
-        tally = original(self, prepared, batches, report)
+    def accumulate(self, prepared, batches, *rest):
+        tally = original(self, prepared, batches, *rest)
         if self.optimizer.updates >= 2:
             next(iter(self.policy.parameters().values())).grad.view(-1)[0] = float("nan")
         return tally
