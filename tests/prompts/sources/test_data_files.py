@@ -11,6 +11,7 @@ from slipstream.errors import UserError
 from slipstream.prompts.sets import open_source
 from slipstream.prompts.source_spec import DataSpec
 from slipstream.prompts.sources.data_files import named_files
+from slipstream.prompts.sources.jsonl import JsonLines
 from slipstream.prompts.sources.splits import rows_of
 
 TEN = [{"prompt": f"q{n}"} for n in range(10)]
@@ -224,3 +225,9 @@ def test_reading_cells_and_lines_needs_no_optional_package(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == str(len(TEXTS)), done.stderr
+
+
+def test_a_folder_of_other_files_names_the_kind_that_reads_them(tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"holds other data files; set data\.kind=huggingface"):
+        JsonLines(str(tmp_path))

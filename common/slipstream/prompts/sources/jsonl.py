@@ -155,6 +155,14 @@ def _named(path: str, forms: Sequence[str]) -> Sequence[Path]:
     files = named_files(path, forms)
     if not files:
         place = Path(path).expanduser()
+        if (
+            named_files(path, _OTHERS)
+            or (place / "dataset_info.json").is_file()
+            or (place / "state.json").is_file()
+        ):
+            raise UserError(
+                f"data.kind: jsonl, but '{place}' holds other data files", "set data.kind=huggingface"
+            )
         reason = "no data files in it" if place.is_dir() else "No such file or directory"
         raise UserError(f"data.path: cannot read '{place}' ({reason})", "give the path of a JSONL file")
     if wrong := next((each for each in files if form_of(each) in _OTHERS and form_of(each) not in forms), None):
