@@ -42,7 +42,10 @@ def trial(config: Config) -> Iterator[str]:
 
 
 async def _tried(spec: RewardSpec, first: FirstRow) -> list[str]:
-    scorers = Scorers.load([spec])
+    try:
+        scorers = Scorers.load([spec])
+    except UserError:
+        return []  # `functions` says it, with its place
     try:
         if lines := row_problems(scorers.checks, [(first.label, first.columns)]):
             return [] if first.looked_at else [f"data: {line}" for line in lines]
